@@ -1,0 +1,181 @@
+"""Multi-head attention over a grid of tokens: the formula, and the modules that hold its weights."""
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from vitrail.attention import backends
+from vitrail.attention.backends import Backend, Request
+from vitrail.attention.grid import Grid
+from vitrail.attention.mask import Mask, attention_bias, attention_mask, token_padding
+from vitrail.attention.positions import Position
+from vitrail.attention.positions.none import NoPosition
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    backend: str | Backend = "sdpa",
+) -> Tensor:
+    """softmax(q k^T * scale + bias, over what may be seen) v, computed by the backend that is named.
+
+    q, k, v: (B, h, N, d). mask: see `Mask`, True = may be seen. bias: (1|B, 1|h, N, N) float, -inf allowed.
+    scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing gives 0 and sends no
+    gradient. Raises `backends.Refused` when the backend cannot serve this call.
+    """
+    mask = Mask() if mask is None else mask
+    kernel = backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return kernel(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+
+
+class MultiHeadAttention2d(nn.Module):
+    """Self-attention on tokens (B, N, dim) that lie on a `Grid`; weights carry timm's names qkv and proj.
+
+    scale: d**-0.5 of the head width d unless given. dropout: share of attention weights dropped in training.
+    Raises ValueError when `heads` does not divide `dim`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        position: Position = NoPosition(),
+        backend: str = "sdpa",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+    ):
+        super().__init__()
+        self.heads, self.width = heads, head_width(dim, heads)
+        self.scale = self.width**-0.5 if scale is None else scale
+        self.dropout = dropout
+        self.backend = backends.load(backend)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(self.width, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.width, eps=1e-6) if qk_norm else nn.Identity()
+        self.position = position.layer(heads, self.width)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid,
+        *,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, dim) -> (B, N, dim) with N = grid.tokens, prefix tokens first.
+
+        padding: (B, rows, cols) or (B, rows * cols) bool, True = real; what lies in padding cannot leak.
+        mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column).
+        bias: like mask, float, added to the scaled scores. Several masks combine by AND.
+        """
+        visible, bias = self._combine(x, grid, padding, mask, bias)
+        if visible.padding is not None:
+            x = x.masked_fill(~visible.padding[..., None], 0.0)
+        q, k, v = rearrange(self.qkv(x), "b n (s h d) -> s b h n d", s=3, h=self.heads)
+        q, k = self.position.rotate(self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), grid)
+        dropout_p = self.dropout if self.training else 0.0
+        out = attend(
+            q,
+            k,
+            v,
+            mask=visible,
+            bias=bias,
+            scale=self.scale,
+            dropout_p=dropout_p,
+            backend=self.backend,
+        )
+        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+    def request(
+        self,
+        grid: Grid,
+        *,
+        batch: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        padded: bool,
+        training: bool,
+    ) -> Request:
+        """What `forward` will ask of the backend, known before any data is read."""
+        bias = self.position.bias(grid)
+        return Request(
+            device=device.type,
+            dtype=dtype,
+            batch=batch,
+            heads=self.heads,
+            queries=grid.tokens,
+            keys=grid.tokens,
+            width=self.width,
+            mask="keys" if padded else "none",
+            bias=bias is not None,
+            bias_grad=bias is not None and training,
+            dropout=self.dropout > 0 and training,
+            backward=training,
+            compute=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        )
+
+    def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:
+        batch, tokens, _ = x.shape
+        if tokens != grid.tokens:
+            raise ValueError(
+                f"x has {tokens} tokens and {grid} has {grid.tokens}; give the grid of these tokens"
+            )
+        own = self.position.bias(grid)
+        bias = attention_bias(bias, batch, self.heads, tokens)
+        return (
+            Mask(
+                padding=token_padding(padding, grid, batch),
+                allowed=attention_mask(mask, batch, self.heads, tokens),
+            ),
+            own if bias is None else bias if own is None else own + bias,
+        )
+
+
+class SelfAttention2d(nn.Module):
+    """Self-attention as a layer for a feature map, (B, C, H, W) -> (B, C, H, W), read row by row."""
+
+    def __init__(self, dim: int, heads: int, **options):
+        super().__init__()
+        self.attn = MultiHeadAttention2d(dim, heads, **options)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """padding: (B, H, W) bool, True = real; mask and bias as in `MultiHeadAttention2d` with N = H * W."""
+        grid = Grid(*x.shape[-2:])
+        tokens = rearrange(x, "b c h w -> b (h w) c")
+        tokens = self.attn(tokens, grid, padding=padding, mask=mask, bias=bias)
+        return rearrange(tokens, "b (h w) c -> b c h w", h=grid.rows)
+
+
+def head_width(dim: int, heads: int) -> int:
+    """dim / heads, or ValueError with the nearest head counts that divide dim."""
+    if heads > 0 and dim > 0 and dim % heads == 0:
+        return dim // heads
+    divisors = [n for n in range(1, dim + 1) if dim % n == 0]
+    near = sorted(sorted(divisors, key=lambda n: abs(n - heads))[:3])
+    raise ValueError(
+        f"dim={dim} does not split over heads={heads}; use "
+        + (
+            f"{', '.join(map(str, near[:-1]))} or {near[-1]} heads"
+            if len(near) > 1
+            else "a positive dim"
+        )
+    )

@@ -1,0 +1,184 @@
+"""The kernels that can compute attention, one file each, and the contract they share.
+
+A backend states what it can do (`capabilities`), says why it cannot serve a request (`refuse`), and computes
+(`__call__`). Nothing is ever substituted: `resolve` returns the backend that was named or raises `Refused`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from vitrail.attention.mask import Mask
+
+FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+HALVES = frozenset({torch.bfloat16, torch.float16})
+EVERYWHERE = "*"
+
+
+class Refused(ValueError):
+    """A named backend cannot serve a request; the message says what clashes and what would work."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one attention call asks of a backend: everything that decides who can serve it, and no tensor.
+
+    device is a torch device type; compute is the CUDA compute capability, None elsewhere. width is the
+    per-head width d, mask one of `none`, `keys`, `dense`.
+    """
+
+    device: str
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    mask: str = "none"
+    bias: bool = False
+    bias_grad: bool = False
+    dropout: bool = False
+    backward: bool = True
+    compute: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, dropout_p: float):
+        """The request that attention over these (B, h, N, d) tensors makes."""
+        learned = bias is not None and bias.requires_grad
+        return cls(
+            device=q.device.type,
+            dtype=q.dtype,
+            batch=q.shape[0],
+            heads=q.shape[1],
+            queries=q.shape[2],
+            keys=k.shape[2],
+            width=q.shape[3],
+            mask=mask.kind,
+            bias=bias is not None,
+            bias_grad=learned and torch.is_grad_enabled(),
+            dropout=dropout_p > 0,
+            backward=torch.is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad),
+            compute=torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None,
+        )
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a backend can do on one kind of device; every field is a promise that the contract tests hold."""
+
+    dtypes: frozenset[torch.dtype] = FLOATS
+    masks: frozenset[str] = frozenset({"none", "keys", "dense"})
+    bias: bool = True
+    bias_grad: bool = True
+    dropout: bool = True
+    backward: bool = True
+    max_width: int | None = None
+    compute: tuple[int, int] | None = None
+
+    def missing(self, request: Request) -> list[str]:
+        """What the request needs and this capability lacks, each as "take X" after the word "cannot"."""
+        lacks = []
+        if request.dtype not in self.dtypes:
+            lacks.append(f"compute in {_name(request.dtype)}")
+        if (
+            request.compute is not None
+            and self.compute is not None
+            and request.compute < self.compute
+        ):
+            lacks.append("run on compute capability {}.{}".format(*request.compute))
+        if request.mask not in self.masks:
+            lacks.append(
+                "honour a padding mask" if request.mask == "keys" else "honour an attention mask"
+            )
+        if request.bias and not self.bias:
+            lacks.append("add a bias to the scores")
+        if request.bias and self.bias and request.bias_grad and not self.bias_grad:
+            lacks.append("give the gradient of a bias")
+        if request.dropout and not self.dropout:
+            lacks.append("drop attention weights")
+        if request.backward and not self.backward:
+            lacks.append("compute gradients")
+        if self.max_width is not None and request.width > self.max_width:
+            lacks.append(f"take head width {request.width} (at most {self.max_width})")
+        return lacks
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Profiler names that prove which kernel ran: all of `required` are seen, none of `forbidden` is."""
+
+    required: frozenset[str] = field(default_factory=frozenset)
+    forbidden: frozenset[str] = field(default_factory=frozenset)
+
+
+class Backend:
+    """One way to compute attention. Subclasses fill in the three members below and `__call__`."""
+
+    name: str
+    capabilities: Mapping[str, Capability]
+
+    def refuse(self, request: Request) -> list[str]:
+        """Why this backend cannot serve the request; empty when it can."""
+        capability = self.capabilities.get(request.device, self.capabilities.get(EVERYWHERE))
+        if capability is None:
+            return [f"run on {request.device}"]
+        return capability.missing(request)
+
+    def kernels(self, request: Request) -> Kernels:
+        """What a profiler must and must not see when this backend serves the request without compile."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Mask,
+        bias: Tensor | None,
+        scale: float,
+        dropout_p: float,
+    ) -> Tensor:
+        """softmax(q k^T * scale + bias, over what may be seen) v on (B, h, N, d); dead rows give 0."""
+        raise NotImplementedError
+
+
+def names() -> list[str]:
+    """Every backend, by the listing of this folder."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+@cache
+def load(name: str) -> Backend:
+    """The backend of that name; its file, and with it any optional package, is imported only now."""
+    if name not in names():
+        near = get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"backend={name} does not exist; {hint}there are {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}").BACKEND
+
+
+def permitted(request: Request) -> list[str]:
+    """Names of the backends that can serve the request."""
+    return [name for name in names() if not load(name).refuse(request)]
+
+
+def resolve(request: Request, backend: str | Backend) -> Backend:
+    """The backend that was named, or `Refused` with what clashes and what would work; no tensor is read."""
+    backend = load(backend) if isinstance(backend, str) else backend
+    if lacks := backend.refuse(request):
+        able = permitted(request)
+        way_out = f"{', '.join(able)} can" if able else "no backend can"
+        raise Refused(f"backend={backend.name} cannot {' or '.join(lacks)}; {way_out}")
+    return backend
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

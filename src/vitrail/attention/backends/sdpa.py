@@ -1,0 +1,29 @@
+"""torch's scaled_dot_product_attention, with the kernel left to torch or pinned by a sibling file."""
+
+from contextlib import nullcontext
+
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Kernels, Request
+
+
+class Sdpa(Backend):
+    """`pinned` is the one kernel that may run; None leaves the choice to torch."""
+
+    name = "sdpa"
+    pinned: SDPBackend | None = None
+    capabilities = {EVERYWHERE: Capability()}
+
+    def kernels(self, request: Request) -> Kernels:
+        return Kernels(required=frozenset({"aten::scaled_dot_product_attention"}))
+
+    def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+        # Entered here and not around the model: a context outside a compiled graph does not force the kernel.
+        with nullcontext() if self.pinned is None else sdpa_kernel(self.pinned):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask.additive(bias, q.dtype), dropout_p=dropout_p, scale=scale
+            )
+
+
+BACKEND = Sdpa()

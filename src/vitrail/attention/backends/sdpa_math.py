@@ -1,0 +1,17 @@
+"""SDPA pinned to torch's written-out kernel; halves are computed in fp32."""
+
+from torch.nn.attention import SDPBackend
+
+from vitrail.attention.backends import Kernels, Request
+from vitrail.attention.backends.sdpa import Sdpa
+
+
+class SdpaMath(Sdpa):
+    name = "sdpa_math"
+    pinned = SDPBackend.MATH
+
+    def kernels(self, request: Request) -> Kernels:
+        return Kernels(required=frozenset({"aten::_scaled_dot_product_attention_math"}))
+
+
+BACKEND = SdpaMath()

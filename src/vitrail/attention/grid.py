@@ -1,0 +1,40 @@
+"""The map between a flat token index and its place on the image."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A rows x cols map of tokens, read row by row, behind `prefix` tokens that have no place on it.
+
+    Prefix tokens are the class token and the registers; token `prefix + row * cols + col` lies at (row, col).
+    """
+
+    rows: int
+    cols: int
+    prefix: int = 0
+
+    def __post_init__(self):
+        if self.rows < 1 or self.cols < 1 or self.prefix < 0:
+            raise ValueError(
+                f"Grid(rows={self.rows}, cols={self.cols}, prefix={self.prefix}) is empty; "
+                "use at least one row and one column, and no negative prefix"
+            )
+
+    @property
+    def area(self) -> int:
+        """Tokens on the map, prefix tokens not counted."""
+        return self.rows * self.cols
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, prefix tokens first."""
+        return self.prefix + self.area
+
+    def coordinates(self, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        """Row and column of each token on the map, two int64 tensors of shape (area,)."""
+        index = torch.arange(self.area, device=device)
+        return index // self.cols, index % self.cols

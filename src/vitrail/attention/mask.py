@@ -1,0 +1,97 @@
+"""Who may see whom: padding masks and attention masks, checked at the edge and kept in their parts.
+
+Every mask is bool with one polarity: True = is real / may be seen. Several masks combine by AND.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.attention.grid import Grid
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The answer to "who may see whom", still in parts so that a backend can lower it its own best way.
+
+    padding: (B, N) bool, True = the key is real. allowed: (1|B, 1|h, N, N) bool, True = the query (third
+    axis) may see the key (fourth axis). Either may be None; both None means that everyone sees everyone.
+    """
+
+    padding: Tensor | None = None
+    allowed: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """`none`, `keys` (every query sees the same keys) or `dense` (it depends on the query)."""
+        if self.allowed is not None:
+            return "dense"
+        return "none" if self.padding is None else "keys"
+
+    def visible(self) -> Tensor | None:
+        """One bool tensor that broadcasts to (B, h, N, N), True = may be seen; (B, 1, 1, N) for `keys`."""
+        if self.padding is None:
+            return self.allowed
+        keys = self.padding[:, None, None, :]
+        return keys if self.allowed is None else keys & self.allowed
+
+    def additive(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """The mask folded into `bias` as -inf where nothing may be seen; bool while there is no bias."""
+        visible = self.visible()
+        if bias is None or visible is None:
+            return visible if bias is None else bias.to(dtype)
+        return bias.to(dtype).masked_fill(~visible, float("-inf"))
+
+
+def token_padding(padding: Tensor | None, grid: Grid, batch: int) -> Tensor | None:
+    """(B, rows, cols) or (B, rows * cols) bool, True = real -> (B, N); prefix tokens are always real."""
+    if padding is None:
+        return None
+    if padding.dtype != torch.bool:
+        raise ValueError(
+            f"padding has dtype {padding.dtype}; it must be torch.bool with True = real "
+            "(a number mask becomes one by `padding.bool()`)"
+        )
+    if padding.shape not in ((batch, grid.rows, grid.cols), (batch, grid.area)):
+        raise ValueError(
+            f"padding has shape {tuple(padding.shape)}; for this batch it must be "
+            f"({batch}, {grid.rows}, {grid.cols}) or ({batch}, {grid.area}), prefix tokens excluded"
+        )
+    return F.pad(padding.flatten(1), (grid.prefix, 0), value=True)
+
+
+def attention_mask(mask: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:
+    """(N, N) or (1|B, 1|h, N, N) bool, True = may be seen -> 4-D."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask has dtype {mask.dtype}; it must be torch.bool with True = may be seen "
+            "(0/1 numbers become one by `mask.bool()`; numbers to add to the scores go into bias=)"
+        )
+    return _square(mask, "mask", batch, heads, tokens)
+
+
+def attention_bias(bias: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:
+    """(N, N) or (1|B, 1|h, N, N) float, added to the scaled scores, -inf allowed -> 4-D."""
+    if bias is None:
+        return None
+    if not bias.is_floating_point():
+        raise ValueError(
+            f"bias has dtype {bias.dtype}; it must be a float tensor that is added to the scores "
+            "(a bool tensor that hides keys goes into mask=)"
+        )
+    return _square(bias, "bias", batch, heads, tokens)
+
+
+def _square(tensor: Tensor, name: str, batch: int, heads: int, tokens: int) -> Tensor:
+    # A 3-D (B, N, N) tensor with B == h would be read as one mask a head, silently: hence no 3-D.
+    fits = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
+    if tensor.shape[-2:] != (tokens, tokens) or not (tensor.ndim == 2 or fits):
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}; use ({tokens}, {tokens}) for all, or "
+            f"(1|{batch}, 1|{heads}, {tokens}, {tokens}) with the batch and head axes spelled out"
+        )
+    return tensor if tensor.ndim == 4 else tensor[None, None]

@@ -1,0 +1,41 @@
+"""Ways to tell attention where a token sits, one file each, and the two places where they can speak.
+
+A position is a frozen recipe. At the model's entrance it may add to the tokens (`table`, `embed`); inside each
+attention layer, the module that `layer` makes may turn q and k or add a bias to the scores.
+"""
+
+from torch import Tensor, nn
+
+from vitrail.attention.grid import Grid
+
+
+class LayerPosition(nn.Module):
+    """What a position does inside one attention layer; this one does nothing."""
+
+    def rotate(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """q and k, (B, h, N, d) each, turned by where their tokens sit."""
+        return q, k
+
+    def bias(self, grid: Grid) -> Tensor | None:
+        """(1, h, N, N) to be added to the scores, or None."""
+        return None
+
+
+class Position:
+    """The recipe's contract; each default says nothing about where a token sits."""
+
+    def for_grid(self, grid: Grid) -> "Position":
+        """The same recipe, told the grid that the model is built for."""
+        return self
+
+    def table(self, dim: int) -> nn.Parameter | None:
+        """A learned table for the model's entrance, owned by the model under timm's name `pos_embed`."""
+        return None
+
+    def embed(self, x: Tensor, table: Tensor | None, grid: Grid) -> Tensor:
+        """Tokens (B, N, C), prefix first, with the position added."""
+        return x
+
+    def layer(self, heads: int, width: int) -> LayerPosition:
+        """The module for one attention layer of `heads` heads, each `width` wide."""
+        return LayerPosition()

@@ -1,0 +1,96 @@
+"""Rotary position embedding in two dimensions: pairs of q and k turn by row and column.
+
+Axial (equal to timm's `RotaryEmbeddingCat(in_pixels=False, grid_indexing="xy")`): pairs are interleaved, the
+first half of them turns by the column, the second by the row. Mixed (Heo et al. 2024, arXiv:2403.13298; timm's
+`RotaryEmbeddingMixed`): every head of every layer learns its own directions. Tables stay fp32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.attention.grid import Grid
+from vitrail.attention.positions import LayerPosition, Position
+
+
+def turn(x: Tensor, angles: Tensor) -> Tensor:
+    """x (B, h, N, d) with pair i of each token turned by `angles` (1|h, N, d/2), in radians."""
+    sin = angles.sin().repeat_interleave(2, dim=-1)
+    cos = angles.cos().repeat_interleave(2, dim=-1)
+    quarter = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(
+        -2
+    )  # each pair turned by 90 degrees
+    return (x * cos + quarter * sin).to(x.dtype)
+
+
+def angles_on(grid: Grid, frequencies: Tensor) -> Tensor:
+    """(2, 1|h, d/2) frequencies by column and by row -> (1|h, N, d/2) fp32; prefix tokens are not turned."""
+    rows, cols = grid.coordinates(frequencies.device)
+    by_col, by_row = frequencies.float()
+    angles = cols[:, None] * by_col[:, None, :] + rows[:, None] * by_row[:, None, :]
+    return F.pad(angles, (0, 0, grid.prefix, 0))
+
+
+def axial_frequencies(width: int, temperature: float) -> Tensor:
+    """(2, 1, d/2) with f_i = temperature**(-4i/d): the first d/4 pairs by column, the others by row."""
+    band = temperature ** -(torch.arange(0, width, 4).float() / width)  # (d/4,)
+    still = torch.zeros_like(band)
+    return torch.stack([torch.cat([band, still]), torch.cat([still, band])])[:, None]
+
+
+def mixed_frequencies(heads: int, width: int, temperature: float) -> Tensor:
+    """(2, h, d/2): the axial bands, turned by a random angle a head and by a further 90 degrees for half."""
+    band = temperature ** -(torch.arange(0, width, 4).float() / width)
+    start = torch.rand(heads, 1) * 2 * torch.pi
+    direction = torch.cat(
+        [start.expand(-1, len(band)), start.expand(-1, len(band)) + torch.pi / 2], 1
+    )
+    return torch.stack([direction.cos(), direction.sin()]) * band.repeat(2)
+
+
+class Rotation(LayerPosition):
+    """Turns q and k by `frequencies` (2, 1|h, d/2), which are learned when `learned`."""
+
+    def __init__(self, frequencies: Tensor, *, learned: bool):
+        super().__init__()
+        if learned:
+            self.frequencies = nn.Parameter(frequencies)
+        else:
+            self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def rotate(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        with torch.autocast(q.device.type, enabled=False):
+            angles = angles_on(grid, self.frequencies)
+            return turn(q, angles), turn(k, angles)
+
+
+@dataclass(frozen=True)
+class Rope(Position):
+    """Axial rotation without weights."""
+
+    temperature: float = 100.0
+
+    def layer(self, heads: int, width: int) -> Rotation:
+        _check(width)
+        return Rotation(axial_frequencies(width, self.temperature), learned=False)
+
+
+@dataclass(frozen=True)
+class RopeMixed(Position):
+    """Rotation along directions that each head of each layer learns."""
+
+    temperature: float = 10.0
+
+    def layer(self, heads: int, width: int) -> Rotation:
+        _check(width)
+        return Rotation(mixed_frequencies(heads, width, self.temperature), learned=True)
+
+
+def _check(width: int) -> None:
+    if width % 4:
+        raise ValueError(
+            f"position=rope turns pairs by row and by column, so 4 must divide the head width and {width} "
+            f"is not a multiple; use head width {max(4, width // 4 * 4)} or {width // 4 * 4 + 4}"
+        )

@@ -1,0 +1,51 @@
+"""From tokens to one vector an image, over real tokens alone."""
+
+import torch
+from einops import rearrange
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from vitrail.attention import Grid, Mask, attend
+from vitrail.attention.mask import token_padding
+
+
+class TokenPool(nn.Module):
+    """The class token."""
+
+    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+        return x[:, 0]
+
+
+class AveragePool(nn.Module):
+    """The mean of the real tokens on the map; an image without any gives 0."""
+
+    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+        tokens = x[:, grid.prefix :]
+        if padding is None:
+            return tokens.mean(1)
+        real = padding.flatten(1)[..., None]  # (B, area, 1)
+        return tokens.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
+
+
+class AttentionPool(nn.Module):
+    """One learned query looks at all real tokens (timm's `AttentionPoolLatent`, with its names)."""
+
+    def __init__(self, dim: int, heads: int, *, mlp_ratio: float, backend: str):
+        super().__init__()
+        self.heads, self.backend = heads, backend
+        self.latent = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=dim**-0.5))
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+
+    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+        mask = Mask(padding=token_padding(padding, grid, x.shape[0]))
+        q = rearrange(
+            self.q(self.latent.expand(len(x), -1, -1)), "b n (h d) -> b h n d", h=self.heads
+        )
+        k, v = rearrange(self.kv(x), "b n (s h d) -> s b h n d", s=2, h=self.heads)
+        x = rearrange(attend(q, k, v, mask=mask, backend=self.backend), "b h n d -> b n (h d)")
+        x = self.proj(x)
+        return (x + self.mlp(self.norm(x)))[:, 0]

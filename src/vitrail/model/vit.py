@@ -1,0 +1,197 @@
+"""The vision transformer (Dosovitskiy et al. 2020) over vitrail's attention, named as timm names it."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.attention import Grid, MultiHeadAttention2d
+from vitrail.attention.backends import Request
+from vitrail.attention.positions import Position
+from vitrail.attention.positions.learned import Learned
+from vitrail.model.block import MLPS, Block
+from vitrail.model.patch import STEMS, pair, patch_grid
+from vitrail.model.pool import AttentionPool, AveragePool, TokenPool
+from vitrail.model.pretrained import load_pretrained
+
+
+class ViT(nn.Module):
+    """stem -> position -> blocks -> norm -> pool -> head; images (B, 3, H, W) -> logits (B, num_classes).
+
+    image_size, patch_size: pixels, one number or (height, width). registers: extra learned tokens (Darcet et
+    al. 2023). pool: `token` (the class token), `avg` (real tokens) or `map` (a learned query). layer_scale and
+    drop_path: see `Block`; drop_path grows linearly with depth up to the value given. stem: `patch` or `conv`.
+    pretrained: a timm model's name or a file of weights to begin from, see `load_pretrained`.
+    The state dict loads strictly into timm's `VisionTransformer` of the same shape, and the reverse.
+    Raises ValueError for sizes that do not divide and for parts that do not fit together.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int | tuple[int, int],
+        patch_size: int | tuple[int, int],
+        dim: int,
+        depth: int,
+        heads: int,
+        num_classes: int,
+        position: Position = Learned(),
+        backend: str = "sdpa",
+        stem: str = "patch",
+        class_token: bool = True,
+        registers: int = 0,
+        pool: str = "token",
+        mlp: str = "mlp",
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        layer_scale: float | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pretrained: str | None = None,
+    ):
+        super().__init__()
+        _check_choice("stem", stem, STEMS)
+        _check_choice("mlp", mlp, MLPS)
+        _check_choice("pool", pool, ("token", "avg", "map"))
+        if pool == "token" and not class_token:
+            raise ValueError(
+                "pool=token reads the class token and class_token=false; use pool=avg or pool=map"
+            )
+        self.dim = dim
+        self.grid = patch_grid(
+            pair(image_size), pair(patch_size), prefix=int(class_token) + registers
+        )
+        self.patch_embed = STEMS[stem](pair(patch_size), dim)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, registers, dim)) if registers else None
+        self.position = position.for_grid(self.grid)
+        self.pos_embed = self.position.table(dim)
+        self.pos_drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                MultiHeadAttention2d(
+                    dim,
+                    heads,
+                    position=self.position,
+                    backend=backend,
+                    scale=scale,
+                    dropout=attention_dropout,
+                    qkv_bias=qkv_bias,
+                    qk_norm=qk_norm,
+                ),
+                mlp=mlp,
+                mlp_ratio=mlp_ratio,
+                layer_scale=layer_scale,
+                dropout=dropout,
+                drop_path=drop_path * i / max(depth - 1, 1),
+            )
+            for i in range(depth)
+        )
+        # timm normalises after average pooling (`fc_norm`) and before every other one (`norm`).
+        self.norm = nn.Identity() if pool == "avg" else nn.LayerNorm(dim, eps=1e-6)
+        self.attn_pool = {
+            "token": TokenPool,
+            "avg": AveragePool,
+            "map": lambda: AttentionPool(dim, heads, mlp_ratio=mlp_ratio, backend=backend),
+        }[pool]()
+        self.fc_norm = nn.LayerNorm(dim, eps=1e-6) if pool == "avg" else nn.Identity()
+        self.head = nn.Linear(dim, num_classes)
+        initialise(self)
+        if pretrained is not None:
+            load_pretrained(self, pretrained)
+
+    def forward(self, images: Tensor, padding: Tensor | None = None) -> Tensor:
+        """padding: (B, H, W) bool on pixels, True = real; a patch is real when any of its pixels is.
+
+        Image sizes may vary from call to call as long as whole patches fit.
+        """
+        grid = patch_grid(tuple(images.shape[-2:]), self.patch_embed.patch_size, self.grid.prefix)
+        if padding is not None:
+            images = images.masked_fill(~padding[:, None], 0.0)
+            padding = real_patches(padding, self.patch_embed.patch_size)
+        x = self.tokens(images, grid)
+        for block in self.blocks:
+            x = block(x, grid, padding)
+        return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, padding)))
+
+    def tokens(self, images: Tensor, grid: Grid) -> Tensor:
+        """(B, 3, H, W) -> (B, N, C): class token, registers, then the map row by row, with positions added."""
+        x = (
+            self.patch_embed(images).flatten(2).transpose(1, 2)
+        )  # (B, C, rows, cols) -> (B, area, C)
+        prefix = [
+            token.expand(len(x), -1, -1)
+            for token in (self.cls_token, self.reg_token)
+            if token is not None
+        ]
+        x = torch.cat([*(token.to(x.dtype) for token in prefix), x], dim=1)
+        return self.pos_drop(self.position.embed(x, self.pos_embed, grid))
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A fresh head for another number of classes."""
+        self.head = nn.Linear(self.dim, num_classes)
+        _initialise_linear(self.head)
+
+    def requests(
+        self, *, batch: int, image_size: tuple[int, int], device: torch.device, dtype: torch.dtype,
+        padded: bool, training: bool,
+    ) -> dict[str, Request]:  # fmt: skip
+        """What each attention layer will ask of its backend for such a batch, by layer name."""
+        grid = patch_grid(image_size, self.patch_embed.patch_size, self.grid.prefix)
+        return {
+            f"blocks.{i}.attn": block.attn.request(
+                grid, batch=batch, device=device, dtype=dtype, padded=padded, training=training
+            )
+            for i, block in enumerate(self.blocks)
+        }
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that weight decay must leave alone: position tables, class and register tokens."""
+        learned = (
+            name for name, _ in self.named_parameters() if name.endswith("position.frequencies")
+        )
+        return {"pos_embed", "cls_token", "reg_token", "attn_pool.latent", *learned}
+
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Regular expressions that tell timm's layer decay which parameter lies at which depth."""
+        return {
+            "stem": r"^cls_token|reg_token|pos_embed|patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+
+def real_patches(padding: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """(B, H, W) bool on pixels -> (B, rows, cols) bool: a patch is real when any of its pixels is."""
+    return F.max_pool2d(padding.float(), patch_size).bool()
+
+
+def initialise(model: ViT) -> None:
+    """Every weight's first value, as timm's VisionTransformer has it.
+
+    linear weights, position tables: normal(0, 0.02) truncated; linear biases: 0; class and register tokens:
+    normal(0, 1e-6); norms, layer scales, convolutions and pooling latents: as their own modules set them.
+    """
+    for token in (model.cls_token, model.reg_token):
+        if token is not None:
+            nn.init.normal_(token, std=1e-6)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            _initialise_linear(module)
+        elif module is not model and hasattr(module, "init_weights"):
+            module.init_weights()  # timm's SwiGLU opens its gate
+
+
+def _initialise_linear(linear: nn.Linear) -> None:
+    nn.init.trunc_normal_(linear.weight, std=0.02)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
+def _check_choice(key: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{key}={value} does not exist; use {' or '.join(choices)}")
