@@ -30,6 +30,11 @@ def attend(
     gradient. Raises `backends.Refused` when the backend cannot serve this call.
     """
     mask = Mask() if mask is None else mask
+    if bias is not None and (bias.ndim != 4 or not bias.is_floating_point()):
+        raise ValueError(
+            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be a float tensor with 4 axes "
+            "(1|B, 1|h, N, N), and what hides keys goes into mask="
+        )
     kernel = backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return kernel(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
@@ -171,11 +176,8 @@ def head_width(dim: int, heads: int) -> int:
         return dim // heads
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
     near = sorted(sorted(divisors, key=lambda n: abs(n - heads))[:3])
-    raise ValueError(
-        f"dim={dim} does not split over heads={heads}; use "
-        + (
-            f"{', '.join(map(str, near[:-1]))} or {near[-1]} heads"
-            if len(near) > 1
-            else "a positive dim"
-        )
-    )
+    if not near:
+        raise ValueError(f"dim={dim} is no width; use a positive dim")
+    *others, last = map(str, near)
+    choice = f"{', '.join(others)} or {last} heads" if others else "1 head"
+    raise ValueError(f"dim={dim} does not split over heads={heads}; use {choice}")

@@ -23,6 +23,15 @@ class Mask:
     padding: Tensor | None = None
     allowed: Tensor | None = None
 
+    def __post_init__(self):
+        # A float would be added to the scores, and a 3-D mask read as one a head: hence no other kinds.
+        for name, tensor, axes in (("padding", self.padding, 2), ("allowed", self.allowed, 4)):
+            if tensor is not None and (tensor.dtype != torch.bool or tensor.ndim != axes):
+                raise ValueError(
+                    f"Mask({name}=) is {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                    f"it must be torch.bool with {axes} axes, True = may be seen"
+                )
+
     @property
     def kind(self) -> str:
         """`none`, `keys` (every query sees the same keys) or `dense` (it depends on the query)."""

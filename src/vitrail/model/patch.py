@@ -12,6 +12,10 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def patch_grid(image_size: tuple[int, int], patch_size: tuple[int, int], prefix: int = 0) -> Grid:
     """The grid of whole patches on an image, or ValueError with the nearest sizes that divide."""
+    if min(patch_size) < 1:
+        raise ValueError(
+            f"patch_size={patch_size[0]}x{patch_size[1]} is empty; use 1 or more pixels"
+        )
     for side, patch in zip(image_size, patch_size, strict=True):
         if side % patch or side < patch:
             below, above = side // patch * patch, (side // patch + 1) * patch

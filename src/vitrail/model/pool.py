@@ -5,7 +5,7 @@ from einops import rearrange
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from vitrail.attention import Grid, Mask, attend
+from vitrail.attention import Grid, Mask, attend, backends
 from vitrail.attention.mask import token_padding
 
 
@@ -32,7 +32,7 @@ class AttentionPool(nn.Module):
 
     def __init__(self, dim: int, heads: int, *, mlp_ratio: float, backend: str):
         super().__init__()
-        self.heads, self.backend = heads, backend
+        self.heads, self.backend = heads, backends.load(backend)
         self.latent = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=dim**-0.5))
         self.q = nn.Linear(dim, dim)
         self.kv = nn.Linear(dim, 2 * dim)

@@ -1,10 +1,14 @@
 """Begin from weights that exist: a timm model by name, or a file, with head and grid adapted and said so."""
 
 import logging
+from math import isqrt
 from pathlib import Path
+from pickle import UnpicklingError
 
 import timm
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
@@ -19,12 +23,11 @@ def load_pretrained(model: nn.Module, source: str) -> None:
     The head stays fresh when the number of classes differs, and a position table of another grid is
     resampled; both are logged in one line. Raises ValueError for any other difference, listing it.
     """
-    weights, old_grid = _read(source, model.grid)
+    weights, old_grid = _read(source, model)
     adapted = []
-    if weights["head.weight"].shape != model.head.weight.shape:
-        adapted.append(
-            f"fresh head ({len(weights['head.weight'])} -> {model.head.out_features} classes)"
-        )
+    head = weights.get("head.weight", torch.empty(0))
+    if head.shape != model.head.weight.shape:
+        adapted.append(f"fresh head ({len(head)} -> {model.head.out_features} classes)")
         weights = weights | {f"head.{k}": v for k, v in model.head.state_dict().items()}
     if model.pos_embed is not None and "pos_embed" in weights:
         new_grid = model.position.grid
@@ -39,23 +42,12 @@ def load_pretrained(model: nn.Module, source: str) -> None:
     log.info("pretrained weights: %s", ", ".join([source, *adapted]))
 
 
-def _read(source: str, grid: Grid) -> tuple[dict[str, Tensor], Grid]:
+def _read(source: str, model: nn.Module) -> tuple[dict[str, Tensor], Grid]:
     """The weights and the grid that they were trained on."""
     path = Path(source).expanduser()
     if path.is_file():
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        weights = weights.get("state_dict", weights)
-        weights = {name.removeprefix("network."): value for name, value in weights.items()}
-        if "head.weight" not in weights:
-            raise ValueError(
-                f"pretrained={source} holds no ViT: it has no head.weight; use a timm ViT's weights"
-            )
-        return weights, _square_grid(weights, grid)
+        weights = _read_file(path)
+        return weights, _grid_of(weights, model, source)
     if not timm.is_model(source):
         raise ValueError(
             f"pretrained={source} is neither a file nor a timm model; "
@@ -68,15 +60,60 @@ def _read(source: str, grid: Grid) -> tuple[dict[str, Tensor], Grid]:
             f"pretrained={source} could not be downloaded ({type(error).__name__}); "
             "download its weights elsewhere and give the file as model.pretrained=PATH"
         ) from error
+    if not isinstance(teacher, timm.models.VisionTransformer):
+        raise ValueError(
+            f"pretrained={source} is no VisionTransformer; use a name of timm.list_models('vit*')"
+        )
     return teacher.state_dict(), Grid(*teacher.patch_embed.grid_size)
 
 
-def _square_grid(weights: dict[str, Tensor], grid: Grid) -> Grid:
-    # A file does not say its grid: the model's own when the rows fit, otherwise the largest square in them.
-    rows = weights["pos_embed"].shape[1] if "pos_embed" in weights else grid.tokens
-    if rows in (grid.area, grid.tokens):
-        return Grid(grid.rows, grid.cols)
-    side = int(rows**0.5)
+def _read_file(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file: by itself, or as a training run of vitrail wrote it."""
+    try:
+        if path.suffix == ".safetensors":
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    # torch reads a file that is no checkpoint as pickle's opcodes, so that any of these may come of it.
+    except (
+        SafetensorError,
+        UnpicklingError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        EOFError,
+    ) as error:
+        raise ValueError(
+            f"pretrained={path} cannot be read as weights ({type(error).__name__}); "
+            "use a state dict written by torch.save, or a .safetensors file"
+        ) from error
+    if isinstance(content, dict):
+        content = content.get("state_dict", content)
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise ValueError(f"pretrained={path} holds no state dict; use a ViT's weights by name")
+    weights = {name.removeprefix("network."): value for name, value in content.items()}
+    if "patch_embed.proj.weight" not in weights:
+        raise ValueError(
+            f"pretrained={path} holds no ViT: it has no patch_embed.proj.weight; "
+            "use a timm ViT's weights"
+        )
+    return weights
+
+
+def _grid_of(weights: dict[str, Tensor], model: nn.Module, source: str) -> Grid:
+    # A file does not say its grid: the model's own when the rows fit, otherwise a square.
+    if model.pos_embed is None or "pos_embed" not in weights:
+        return model.grid
+    own = model.position.grid
+    area = weights["pos_embed"].shape[1] - own.prefix
+    if area == own.area:
+        return Grid(own.rows, own.cols)
+    side = isqrt(max(area, 0))
+    if side == 0 or side * side != area:
+        raise ValueError(
+            f"pretrained={source} has {area + own.prefix} position rows, which are not {own.prefix} for "
+            "prefix tokens and a square map; build the model for the grid and the tokens of the weights"
+        )
     return Grid(side, side)
 
 

@@ -17,11 +17,34 @@ def create(
         near = timm.list_models(f"*{name.split('_')[0]}*")[:3]
         hint = f"; there are {', '.join(near)} …" if near else ""
         raise ValueError(f"model.name={name} is no timm model{hint} (timm.list_models() lists all)")
-    options = {"num_classes": num_classes, "pretrained": pretrained, "drop_path_rate": drop_path}
+    arch, _, tag = name.partition(".")
+    if tag and name not in (tagged := timm.list_models(f"{arch}.*", include_tags=True)):
+        raise ValueError(
+            f"model.name={name}: {arch} has no weights {tag}; there are {', '.join(tagged)}"
+        )
+    options = {"num_classes": num_classes, "pretrained": pretrained}
+    if drop_path:
+        options["drop_path_rate"] = drop_path  # not every model knows it
     try:
-        return timm.create_model(name, img_size=image_size, **options)
+        return _build(name, image_size, options)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise OSError(
+            f"model.name={name}: its weights could not be downloaded ({type(error).__name__}); "
+            "use model.pretrained=false, or run where the network is"
+        ) from error
+
+
+def _build(name: str, image_size: int | tuple[int, int], options: dict) -> nn.Module:
+    try:
+        return timm.create_model(name, **options, img_size=image_size)
     except TypeError as error:
+        if "drop_path_rate" in str(error):
+            raise ValueError(
+                f"model.name={name} has no paths to drop; use model.drop_path=0"
+            ) from error
         # Convolutional models take images of any size and know no img_size.
         if "img_size" not in str(error):
             raise
-        return timm.create_model(name, **options)
+    return timm.create_model(name, **options)

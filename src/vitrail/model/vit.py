@@ -112,6 +112,7 @@ class ViT(nn.Module):
         """
         grid = patch_grid(tuple(images.shape[-2:]), self.patch_embed.patch_size, self.grid.prefix)
         if padding is not None:
+            _check_padding(padding, images)
             images = images.masked_fill(~padding[:, None], 0.0)
             padding = real_patches(padding, self.patch_embed.patch_size)
         x = self.tokens(images, grid)
@@ -179,10 +180,12 @@ def initialise(model: ViT) -> None:
     for token in (model.cls_token, model.reg_token):
         if token is not None:
             nn.init.normal_(token, std=1e-6)
-    for module in model.modules():
+    for module in reversed(
+        list(model.modules())
+    ):  # children first, so that a parent has the last word
         if isinstance(module, nn.Linear):
             _initialise_linear(module)
-        elif module is not model and hasattr(module, "init_weights"):
+        elif hasattr(module, "init_weights"):
             module.init_weights()  # timm's SwiGLU opens its gate
 
 
@@ -190,6 +193,15 @@ def _initialise_linear(linear: nn.Linear) -> None:
     nn.init.trunc_normal_(linear.weight, std=0.02)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
+
+
+def _check_padding(padding: Tensor, images: Tensor) -> None:
+    fits = (len(images), *images.shape[-2:])
+    if padding.dtype != torch.bool or padding.shape != fits:
+        raise ValueError(
+            f"padding is {padding.dtype} of shape {tuple(padding.shape)}; for these images it must be "
+            f"torch.bool of shape {fits}, True = real"
+        )
 
 
 def _check_choice(key: str, value: str, choices: Iterable[str]) -> None:

@@ -19,9 +19,11 @@ class Eager(Backend):
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         hidden = None if (visible := mask.visible()) is None else ~visible
         if bias is not None:
+            # Cast first: what fp16 cannot hold becomes -inf, and a whole row of that would be NaN.
+            bias = bias.to(q.dtype)
             cut = bias == float("-inf")
             hidden = cut if hidden is None else hidden | cut
-            bias = bias.to(q.dtype).masked_fill(cut, 0.0)
+            bias = bias.masked_fill(cut, 0.0)
         with torch.autocast(q.device.type, enabled=False):
             scores = (q * scale) @ k.transpose(-2, -1)
             if bias is not None:

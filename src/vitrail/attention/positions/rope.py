@@ -33,9 +33,9 @@ def angles_on(grid: Grid, frequencies: Tensor) -> Tensor:
     return F.pad(angles, (0, 0, grid.prefix, 0))
 
 
-def axial_frequencies(width: int, temperature: float) -> Tensor:
+def axial_frequencies(width: int, temperature: float, device: torch.device | None = None) -> Tensor:
     """(2, 1, d/2) with f_i = temperature**(-4i/d): the first d/4 pairs by column, the others by row."""
-    band = temperature ** -(torch.arange(0, width, 4).float() / width)  # (d/4,)
+    band = temperature ** -(torch.arange(0, width, 4, device=device).float() / width)  # (d/4,)
     still = torch.zeros_like(band)
     return torch.stack([torch.cat([band, still]), torch.cat([still, band])])[:, None]
 
@@ -50,20 +50,33 @@ def mixed_frequencies(heads: int, width: int, temperature: float) -> Tensor:
     return torch.stack([direction.cos(), direction.sin()]) * band.repeat(2)
 
 
-class Rotation(LayerPosition):
-    """Turns q and k by `frequencies` (2, 1|h, d/2), which are learned when `learned`."""
+def rotate_both(q: Tensor, k: Tensor, grid: Grid, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k, (B, h, N, d) each, turned by (2, 1|h, d/2) frequencies in at least fp32."""
+    with torch.autocast(q.device.type, enabled=False):
+        angles = angles_on(grid, frequencies)
+        return turn(q, angles), turn(k, angles)
 
-    def __init__(self, frequencies: Tensor, *, learned: bool):
+
+class AxialRotation(LayerPosition):
+    """Turns q and k by fixed frequencies, which are no buffer: a model cast to bf16 would round them."""
+
+    def __init__(self, width: int, temperature: float):
         super().__init__()
-        if learned:
-            self.frequencies = nn.Parameter(frequencies)
-        else:
-            self.register_buffer("frequencies", frequencies, persistent=False)
+        self.width, self.temperature = width, temperature
 
     def rotate(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        with torch.autocast(q.device.type, enabled=False):
-            angles = angles_on(grid, self.frequencies)
-            return turn(q, angles), turn(k, angles)
+        return rotate_both(q, k, grid, axial_frequencies(self.width, self.temperature, q.device))
+
+
+class MixedRotation(LayerPosition):
+    """Turns q and k by learned frequencies (2, h, d/2)."""
+
+    def __init__(self, frequencies: Tensor):
+        super().__init__()
+        self.frequencies = nn.Parameter(frequencies)
+
+    def rotate(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        return rotate_both(q, k, grid, self.frequencies)
 
 
 @dataclass(frozen=True)
@@ -72,9 +85,9 @@ class Rope(Position):
 
     temperature: float = 100.0
 
-    def layer(self, heads: int, width: int) -> Rotation:
+    def layer(self, heads: int, width: int) -> AxialRotation:
         _check(width)
-        return Rotation(axial_frequencies(width, self.temperature), learned=False)
+        return AxialRotation(width, self.temperature)
 
 
 @dataclass(frozen=True)
@@ -83,9 +96,9 @@ class RopeMixed(Position):
 
     temperature: float = 10.0
 
-    def layer(self, heads: int, width: int) -> Rotation:
+    def layer(self, heads: int, width: int) -> MixedRotation:
         _check(width)
-        return Rotation(mixed_frequencies(heads, width, self.temperature), learned=True)
+        return MixedRotation(mixed_frequencies(heads, width, self.temperature))
 
 
 def _check(width: int) -> None:

@@ -1,0 +1,77 @@
+"""The inputs of the contract test: kinds of masks on grids that are mostly not square."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.attention import Grid, Mask
+from vitrail.attention.mask import attention_bias, attention_mask, token_padding
+
+BATCH, HEADS, WIDTH = 2, 3, 8
+
+# 1, 15, 64, 65 and 192 tokens on the map; with prefix tokens also 65 (8x8 + 1) and 197 (12x16 + 5).
+SHAPES = ((1, 1), (3, 5), (8, 8), (5, 13), (12, 16))
+PREFIXES = (0, 1, 5)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which masks a call is given; `mask` and `bias` are the axes that they have before (N, N)."""
+
+    padded: bool = False
+    mask: tuple[int, ...] | None = None
+    bias: tuple[int, ...] | None = None
+    cut: bool = False
+    learned: bool = False
+
+
+KINDS = {
+    "no mask": Kind(),
+    "padding": Kind(padded=True),
+    "mask NxN": Kind(mask=()),
+    "mask Bx1xNxN": Kind(mask=(BATCH, 1)),
+    "mask BxhxNxN": Kind(mask=(BATCH, HEADS)),
+    "bias": Kind(bias=(1, HEADS)),
+    "bias with -inf": Kind(bias=(BATCH, 1), cut=True),
+    "learned bias": Kind(bias=(1, HEADS), learned=True),
+    "padding, mask and bias": Kind(padded=True, mask=(BATCH, HEADS), bias=(), cut=True),
+    "padding and learned bias": Kind(padded=True, bias=(1, HEADS), learned=True),
+    "all of them, learned": Kind(True, (BATCH, HEADS), (BATCH, HEADS), cut=True, learned=True),
+}
+
+
+def mask_and_bias(kind: Kind, grid: Grid, dtype: torch.dtype) -> tuple[Mask, Tensor | None]:
+    """The mask and bias of that kind on that grid, drawn from torch's global generator."""
+    tokens = grid.tokens
+    padding = _padding(grid) if kind.padded else None
+    mask = None if kind.mask is None else _visible((*kind.mask, tokens, tokens))
+    bias = None
+    if kind.bias is not None:
+        bias = torch.randn(*kind.bias, tokens, tokens).to(dtype)
+        if kind.cut:
+            bias = bias.masked_fill(~_visible(bias.shape), float("-inf"))
+    return (
+        Mask(
+            padding=token_padding(padding, grid, BATCH),
+            allowed=attention_mask(mask, BATCH, HEADS, tokens),
+        ),
+        attention_bias(bias, BATCH, HEADS, tokens),
+    )
+
+
+def _padding(grid: Grid) -> Tensor:
+    """Padding in the last column of sample 0, unless it is the only one, and in all of sample 1."""
+    real = torch.ones(BATCH, grid.rows, grid.cols, dtype=torch.bool)
+    real[0, :, max(1, grid.cols - 1) :] = False
+    real[1] = False
+    return real
+
+
+def _visible(shape: tuple[int, ...]) -> Tensor:
+    """Random, but the first row sees nothing and the last one, if it is another, a single key."""
+    visible = torch.rand(shape) > 0.3
+    visible[..., -1, :] = False
+    visible[..., -1, 0] = True
+    visible[..., 0, :] = False
+    return visible
