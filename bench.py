@@ -1,0 +1,11 @@
+"""Measure backends: `python bench.py --help`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
+
+from vitrail.cli import bench
+
+if __name__ == "__main__":
+    bench()

@@ -1,0 +1,185 @@
+"""The commands: Hydra composes the config, the checks run, then `run` or `bench` does the work.
+
+Bad input ends with one line on stderr and exit code 1; HYDRA_FULL_ERROR=1 shows the traceback.
+torch is imported by the work itself, so that `--help` and most refusals come at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+
+import hydra
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
+
+from vitrail.configuration import check_additions, check_config
+from vitrail.errors import exit_code, explain
+from vitrail.run_folder import register, removed_if_unused
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+Task = Callable[[DictConfig, Path], None]
+
+
+def train() -> None:
+    """Train a model, or go on with a run: `ckpt_path=runs/…/checkpoints/last.ckpt`."""
+
+    def task(config: DictConfig, folder: Path) -> None:
+        from vitrail import run
+
+        call = HydraConfig.get()
+        choices = OmegaConf.to_container(call.runtime.choices)
+        run.train(config, folder, overrides=_typed(call.overrides.task), choices=choices)
+
+    launch(task, "train")
+
+
+def evaluate() -> None:
+    """Evaluate a checkpoint, which is all that it needs: `ckpt_path=…`."""
+
+    def task(config: DictConfig, folder: Path) -> None:
+        from vitrail import run
+
+        run.evaluate(config, folder)
+
+    launch(task, "eval")
+
+
+def bench() -> None:
+    """Measure the accuracy, speed and memory of backends."""
+
+    def task(config: DictConfig, folder: Path) -> None:
+        from vitrail import bench
+
+        bench.run(config, folder)
+
+    launch(task, "bench")
+
+
+def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None:
+    """Call `task(config, run folder)` as the command line says: once, or with `-m` once per job.
+
+    Ends the process with 1 after bad input, in a sweep when the other jobs are done, with 130
+    after Ctrl-C and with 143 after SIGTERM. A bug leaves as the error that it is.
+    """
+    config_dir = config_dir or configs()
+    groups = [path.name for path in config_dir.iterdir() if path.is_dir()]
+    traced = os.environ.get(FULL_ERROR) == "1"
+    register()
+
+    @wraps(task)
+    def job(config: DictConfig) -> None:
+        call = HydraConfig.get()
+        folder = Path(call.runtime.output_dir)
+        if call.mode == RunMode.MULTIRUN:
+            name = f"job {call.job.num} ({' '.join(_typed(call.overrides.task))})"
+            print(name, flush=True)
+            guards = (SweepJob(groups, traced, name), _as_single_run(call))
+        else:
+            guards = (OneLine(groups, traced), removed_if_unused(folder, call.output_subdir))
+        with env_override({FULL_ERROR: str(int(traced))}), guards[0], guards[1]:
+            if added := _added(call):
+                check_additions(config, _without(added, call))
+            check_config(config)
+            task(config, folder)
+
+    job.__module__ = config_name  # what Hydra names the job and its log file after
+    main = hydra.main(version_base="1.3", config_path=str(config_dir), config_name=config_name)
+    try:
+        # With the variable set, Hydra raises what it would otherwise print at length.
+        with env_override({FULL_ERROR: "1"}), OneLine(groups, traced):
+            main(job)()
+    except JobFailed:
+        sys.exit(1)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        sys.exit(exit_code(stop))
+
+
+def configs() -> Path:
+    """The folder of configs: packaged with an installed vitrail, else the checkout's own."""
+    packaged = Path(__file__).parent / "configs"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+@dataclass(frozen=True)
+class OneLine(AbstractContextManager):
+    """Turns an error that a person can mend into one line on stderr and exit code 1."""
+
+    groups: list[str]
+    traced: bool  # show the traceback of every error
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if line := self.line(error):
+            print(f"error: {line}", file=sys.stderr)
+            sys.exit(1)
+
+    def line(self, error: BaseException | None) -> str | None:
+        """What `explain` says, unless there is no error or its traceback is wanted."""
+        return None if error is None or self.traced else explain(error, self.groups)
+
+
+@dataclass(frozen=True)
+class SweepJob(OneLine):
+    """Reports any error of one job at once and turns it into JobFailed: a sweep must go on."""
+
+    name: str
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        line = self.line(error)
+        if line is None:
+            traceback.print_exception(error)
+        print(f"error: {self.name}: {line or 'failed'}", file=sys.stderr)
+        raise JobFailed(self.name) from error
+
+
+class JobFailed(Exception):
+    """A job of a sweep failed and has said why; Hydra goes on with the others."""
+
+
+def _typed(overrides: ListConfig) -> list[str]:
+    """Overrides as they were typed: read one by one, `${…}` in them would be resolved."""
+    return OmegaConf.to_container(overrides, resolve=False)
+
+
+def _added(call: HydraConf) -> list[str]:
+    """The overrides of this command that add a key with `+`, rather than a choice of a group."""
+    plus = [override for override in _typed(call.overrides.task) if override.startswith("+")]
+    return [key for key in plus if key.strip("+").partition("=")[0] not in call.runtime.choices]
+
+
+def _without(added: list[str], call: HydraConf) -> DictConfig:
+    """This command's config, less what it adds to the YAML."""
+    kept = [override for override in _typed(call.overrides.task) if override not in added]
+    return hydra.compose(call.job.config_name, [*_typed(call.overrides.hydra), *kept])
+
+
+@contextmanager
+def _as_single_run(call: HydraConf) -> Iterator[None]:
+    """Make this process's command line that of one job of a sweep.
+
+    Lightning starts the same command line again for every further device, and would start the
+    whole sweep.
+    """
+    command = sys.argv
+    hydras = [own for own in _typed(call.overrides.hydra) if not own.startswith("hydra.mode=")]
+    sys.argv = [command[0], *hydras, *_typed(call.overrides.task)]
+    with read_write(call):
+        call.run.dir = call.runtime.output_dir
+    try:
+        yield
+    finally:
+        sys.argv = command

@@ -1,0 +1,87 @@
+"""What importing costs: a fresh interpreter tells, because this one has imported everything."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli import configs
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+
+
+def imported_by(statement: str) -> set[str]:
+    """The top-level packages that `statement` loads in a fresh interpreter."""
+    program = (
+        "import json, sys\n"
+        "before = {*sys.modules}\n"
+        f"{statement}\n"
+        "print(json.dumps([*({*sys.modules} - before)]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(SOURCE)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return {name.split(".")[0] for name in json.loads(answer.stdout)}
+
+
+def test_importing_vitrail_imports_nothing_else():
+    assert imported_by("import vitrail") == {"vitrail"}
+
+
+def test_the_commands_import_neither_torch_nor_lightning_before_they_work():
+    loaded = imported_by("import vitrail.cli")
+    assert "hydra" in loaded
+    assert not loaded & {"torch", "pytorch_lightning", "timm", "wandb"}
+
+
+def test_attention_imports_torch_but_no_optional_kernel_and_no_framework():
+    loaded = imported_by("import vitrail.attention")
+    assert "torch" in loaded
+    assert not loaded & {"flash_attn", "hydra", "pytorch_lightning", "timm", "wandb"}
+
+
+@pytest.mark.parametrize("command", [f"{path.stem}.py" for path in configs().glob("*.yaml")])
+def test_help_answers_from_any_folder_within_a_second_and_a_half(command, tmp_path):
+    """In processor time, which a busy machine does not stretch; the best of three, caches warm."""
+    resource = pytest.importorskip("resource")
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        answer = subprocess.run(
+            [sys.executable, ROOT / command, "--help"],
+            cwd=tmp_path,
+            env={},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 1.5
+    assert f"{command} " in answer.stdout, "the help shows how to call the command"
+    assert not list(tmp_path.iterdir()), "asking for help leaves nothing behind"
+
+
+def test_every_package_that_the_source_imports_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [need for needs in project["optional-dependencies"].values() for need in needs]
+    declared = {re.split(r"[\[<>=]", need)[0] for need in [*project["dependencies"], *extras]}
+    owners = packages_distributions()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - sys.stdlib_module_names:
+                owner = {name.lower() for name in owners.get(top, [top.replace("_", "-")])}
+                assert owner & declared, f"{path} imports {top}, which pyproject.toml does not name"
