@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from types import TracebackType
 
@@ -75,7 +74,6 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
     traced = os.environ.get(FULL_ERROR) == "1"
     register()
 
-    @wraps(task)
     def job(config: DictConfig) -> None:
         call = HydraConfig.get()
         folder = Path(call.runtime.output_dir)
