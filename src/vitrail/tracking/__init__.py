@@ -1,0 +1,1 @@
+"""What a run leaves behind: metrics, a receipt of what computed it, pictures, its W&B run."""

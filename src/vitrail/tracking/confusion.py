@@ -1,0 +1,87 @@
+"""Which classes are taken for which: the confusion matrix as a picture and as a table.
+
+Everywhere `confusion[i, j]` counts the images of class i that were predicted as class j, which is
+torchmetrics' order.
+"""
+
+import csv
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitrail.tracking.atomic import replacing, write_text
+
+POINTS = 72  # typographic points an inch
+
+
+def per_class(confusion: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a class: images, correct ones, accuracy, and the class it is most often taken for.
+
+    The last two are None where there is nothing to tell. confusion is (C, C), of whole numbers.
+    """
+    rows = []
+    for index, (name, counts) in enumerate(zip(classes, confusion.tolist(), strict=True)):
+        mistakes = [0 if other == index else n for other, n in enumerate(counts)]
+        worst = max(range(len(counts)), key=mistakes.__getitem__)
+        total, correct = sum(counts), counts[index]
+        rows.append(
+            {
+                "class": name,
+                "count": total,
+                "correct": correct,
+                "accuracy": correct / total if total else None,
+                "most_confused_with": classes[worst] if mistakes[worst] else None,
+            }
+        )
+    return rows
+
+
+def write_per_class(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows as CSV, replacing an earlier file; None becomes an empty cell."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, rows[0], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def draw(path: Path, confusion: Tensor, classes: Sequence[str], *, title: str) -> None:
+    """Draw the matrix (C, C) as a PNG: shares of the true class as colour, counts where they fit.
+
+    Legible up to some 200 classes: cells shrink with their number and the picture grows.
+    torchmetrics' own plot uses pyplot, whose figures and backend belong to the whole process.
+    """
+    number = len(classes)
+    cell = max(0.11, min(0.5, 12 / number), 2.5 / number)  # inches
+    side = cell * number
+    # Axes take three quarters of a figure; labels may hang over its edge, since it is saved tight.
+    figure = Figure(figsize=(side * 1.3, side * 1.3), dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    share = confusion / confusion.sum(dim=1, keepdim=True).clamp(min=1)
+    shade = PowerNorm(0.5, vmin=0, vmax=1)  # or a rare mistake would be as white as none
+    image = axes.imshow(share.tolist(), cmap="Blues", norm=shade)
+    figure.colorbar(image, ax=axes, fraction=0.04, label="share of the true class")
+    labels = [name if len(name) <= 24 else name[:23] + "…" for name in classes]
+    plain = {"fontsize": min(10, cell * POINTS * 0.75), "parse_math": False}
+    axes.set_xticks(range(number), labels, rotation=90, **plain)
+    axes.set_yticks(range(number), labels, **plain)
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    digits = len(str(int(confusion.max())))
+    if (size := min(10, cell * POINTS * 1.3 / (digits + 1))) >= 5:
+        for true, predicted in confusion.nonzero().tolist():
+            colour = "white" if shade(share[true, predicted].item()) > 0.6 else "black"
+            count = str(int(confusion[true, predicted]))
+            axes.text(predicted, true, count, color=colour, size=size, ha="center", va="center")
+    with replacing(path) as draft, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph", UserWarning
+        )  # a name in a script that the font lacks
+        figure.savefig(draft, bbox_inches="tight")

@@ -1,0 +1,65 @@
+"""What a run computed on: versions, processor and graphics cards."""
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import collect_env
+
+import vitrail
+
+# Those that decide what is computed and how fast; looked up without importing them.
+PACKAGES = ("torch", "torchvision", "timm", "pytorch-lightning", "triton", "flash-attn", "numpy")
+
+
+def describe() -> dict[str, Any]:
+    """Plain containers that tell this machine and its libraries from others; no GPU is None."""
+    return {
+        "vitrail": vitrail.__version__,
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "system": platform.platform(),
+        "cpu": {
+            "name": _cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        },
+        "gpu": _gpu(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def _gpu() -> dict[str, Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cards": [
+            {
+                "name": card.name,
+                "compute": f"{card.major}.{card.minor}",
+                "memory_gib": round(card.total_memory / 2**30, 1),
+            }
+            for card in cards
+        ],
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }

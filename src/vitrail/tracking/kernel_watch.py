@@ -1,0 +1,153 @@
+"""Which kernels computed a training step, seen by the profiler and held against the promises."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+from vitrail.attention.backends import Kernels
+
+# Operators and device kernels that attention is made of; a receipt leaves out the rest of a step.
+ATTENTION = re.compile(r"attention|softmax|bmm|flash|fmha|flex|sdpa")
+
+
+class WrongKernel(ValueError):
+    """A step was computed by other kernels than the chosen backends promise."""
+
+
+@dataclass(frozen=True)
+class SeenKernels:
+    """Attention kernels of one training step by name, with the number of calls in each direction.
+
+    Recomputed activations count as backward, because that is when they are computed.
+    """
+
+    step: int
+    forward: Mapping[str, int]
+    backward: Mapping[str, int]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a kernel and direction, for a table."""
+        directions = {"forward": self.forward, "backward": self.backward}
+        return [
+            {"direction": direction, "kernel": name, "calls": calls}
+            for direction, kernels in directions.items()
+            for name, calls in kernels.items()
+        ]
+
+
+class KernelWatch(Callback):
+    """Profiles one training step, forward and backward, and stops the run when a promise is broken.
+
+    Only the first process watches. It costs milliseconds and never leaves a profiler open.
+
+    Args:
+        promises: what the profiler must and must not see, by the name of each backend in use; names
+            may hold `*`. What one backend forbids and another requires is allowed, since a name
+            does not tell the layer.
+        record: receives what was seen, before it is judged.
+        step: which training step of this fit is watched, from 0. Under compile it must not be the
+            first: tracing calls every operator that it considers.
+
+    Raises:
+        WrongKernel: from the watched step.
+    """
+
+    def __init__(
+        self, promises: Mapping[str, Kernels], record: Callable[[SeenKernels], None], *, step: int
+    ):
+        self._promises = promises
+        self._record = record
+        self._step = step
+        self._steps_to_go = step
+        self._profile: profile | None = None
+        self._forward: Counter[str] = Counter()
+        self._done = False
+
+    def on_train_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._done or not trainer.is_global_zero:
+            return
+        if torch.autograd._profiler_enabled():
+            rank_zero_warn("another profiler is running, so the receipt will name no kernels")
+            self._done = True
+        elif self._steps_to_go:
+            self._steps_to_go -= 1
+        else:
+            self._start(module.device)
+
+    def on_before_backward(self, trainer: Trainer, module: LightningModule, loss: Tensor) -> None:
+        if self._profile is not None:
+            self._forward = self._stop()
+            self._start(module.device)
+
+    def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
+        if self._profile is None:
+            return
+        backward = self._stop()
+        self._done = True
+        self._record(SeenKernels(self._step, _attention(self._forward), _attention(backward)))
+        if broken := broken_promises(self._promises, {*self._forward, *backward}):
+            raise WrongKernel("; ".join(broken))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Still open when the step returned no loss: the next one is watched instead.
+        self._close()
+
+    def on_exception(
+        self, trainer: Trainer, module: LightningModule, exception: BaseException
+    ) -> None:
+        self._close()
+
+    def _start(self, device: torch.device) -> None:
+        # Below this level the profiler prints its start and stop, and an error without a GPU.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+        # torch.profiler.profile would first import the compiler, a second, to describe its trace.
+        self._profile = profile(use_device="cuda" if device.type == "cuda" else None)
+        self._profile.__enter__()
+
+    def _stop(self) -> Counter[str]:
+        profiled, self._profile = self._profile, None
+        profiled.__exit__(None, None, None)
+        return Counter(event.name for event in profiled.function_events)
+
+    def _close(self) -> None:
+        if self._profile is not None:
+            self._stop()
+
+
+def broken_promises(promises: Mapping[str, Kernels], seen: set[str]) -> list[str]:
+    """What the seen kernels contradict, one sentence each; empty when every promise was kept."""
+    required = [pattern for kernels in promises.values() for pattern in kernels.required]
+    broken = []
+    for backend, kernels in promises.items():
+        absent = [
+            p for p in sorted(kernels.required) if not any(fnmatchcase(name, p) for name in seen)
+        ]
+        wrong = [
+            name
+            for name in sorted(seen)
+            if any(fnmatchcase(name, p) for p in kernels.forbidden)
+            and not any(fnmatchcase(name, p) for p in required)
+        ]
+        if absent:
+            broken.append(f"backend={backend} promises {', '.join(absent)}, which did not run")
+        if wrong:
+            broken.append(f"backend={backend} rules out {', '.join(wrong)}, which ran")
+    return broken
+
+
+def _attention(kernels: Counter[str]) -> dict[str, int]:
+    return {name: kernels[name] for name in sorted(kernels) if ATTENTION.search(name)}

@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+from vitrail.tracking.atomic import replacing, write_json, write_text
+
+
+def write_half(path):
+    with replacing(path) as draft:
+        draft.write_text("half")
+        raise OSError("no space")
+
+
+def test_a_write_that_fails_leaves_the_previous_file_and_nothing_else(tmp_path):
+    path = tmp_path / "notes.txt"
+    write_text(path, "whole\n")
+    with pytest.raises(OSError, match="no space"):
+        write_half(path)
+    assert path.read_text() == "whole\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_content_that_json_does_not_know_leaves_the_previous_file(tmp_path):
+    path = tmp_path / "receipt.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_the_new_file_is_as_readable_as_any_other(tmp_path):
+    (tmp_path / "plain").write_text("")
+    write_text(tmp_path / "atomic", "")
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_text_is_written_as_given(tmp_path):
+    write_text(tmp_path / "a", "é\nb\r\n")
+    assert (tmp_path / "a").read_bytes() == "é\nb\r\n".encode()

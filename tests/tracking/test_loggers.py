@@ -1,0 +1,136 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from vitrail.tracking.loggers import Loggers, open_loggers
+from vitrail.tracking.run_logger import RunLogger
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+class Notes(RunLogger):
+    """A logger that writes down what it is told, and the recipe of itself."""
+
+    name = "notes"
+    version = None
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def open(self, folder, *, run_id, resumed_at):
+        self.told.append(("open", folder.name, run_id, resumed_at))
+        return self
+
+    def log_metrics(self, metrics, step):
+        self.told.append(("metrics", metrics, step))
+
+    def log_hyperparams(self, params):
+        self.told.append(("config", params))
+
+    def show_summary(self, values):
+        self.told.append(("summary", values))
+
+    def close(self, exit_code):
+        self.told.append(("close", exit_code))
+
+
+class Off:
+    """A recipe that is switched off."""
+
+    def open(self, folder, *, run_id, resumed_at):
+        return None
+
+
+class Broken:
+    """A recipe that cannot work here."""
+
+    def open(self, folder, *, run_id, resumed_at):
+        raise ValueError("no network")
+
+
+def opened(recipes, folder, **knobs):
+    return open_loggers(
+        recipes, folder, **{"config": {"seed": 1}, "run_id": None, "resumed_at": None, **knobs}
+    )
+
+
+def test_recipes_are_opened_for_the_run_told_its_config_and_closed(tmp_path):
+    notes = Notes()
+    with opened({"notes": notes}, tmp_path, run_id="abc", resumed_at=20) as loggers:
+        loggers.show_summary({"test/acc": 1.0})
+    assert notes.told == [
+        ("open", tmp_path.name, "abc", 20),
+        ("config", {"seed": 1}),
+        ("summary", {"test/acc": 1.0}),
+        ("close", 0),
+    ]
+
+
+def test_what_was_opened_is_closed_as_failed_when_the_next_recipe_cannot_work(tmp_path):
+    notes = Notes()
+    with (
+        pytest.raises(ValueError, match="no network"),
+        opened({"notes": notes, "broken": Broken()}, tmp_path),
+    ):
+        pass
+    assert notes.told[-1] == ("close", 1)
+
+
+def test_a_run_stopped_by_sigterm_is_closed_as_such(tmp_path):
+    notes = Notes()
+    with pytest.raises(SIGTERMException), opened({"notes": notes}, tmp_path):
+        raise SIGTERMException
+    assert notes.told[-1] == ("close", 143)
+
+
+def test_metrics_go_to_the_file_whatever_else_is_chosen(tmp_path, fit):
+    with opened({}, tmp_path) as loggers:
+        fit(loggers, epochs=1)
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 12
+    with opened({"off": Off()}, tmp_path) as loggers:
+        assert [logger.name for logger in loggers] == ["csv"]
+
+
+def test_other_processes_than_the_first_open_no_recipe_and_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    notes = Notes()
+    with opened({"notes": notes}, tmp_path, run_id="abc") as loggers:
+        for logger in loggers:
+            logger.log_metrics({"loss": 1.0}, step=0)
+        loggers.show_summary({"test/acc": 1.0})
+        assert loggers.run_id == "abc"
+    assert notes.told == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_shown_by_a_logger_is_no_error(tmp_path):
+    with opened({}, tmp_path) as loggers:
+        loggers.show_picture("confusion", tmp_path / "confusion.png")
+        loggers.show_table("receipt", [{"layer": "a"}])
+    assert Loggers([], run_id=None).sync_command is None
+
+
+def test_wandb_is_not_imported_without_a_run(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from vitrail.tracking.loggers import open_loggers
+from vitrail.tracking.wandb_run import WandbRun
+
+disabled = WandbRun(
+    project="p", entity=None, mode="disabled", name=None, group=None, tags=[], log_model=False
+)
+folder = Path({str(tmp_path)!r})
+for recipes in ({{}}, {{"wandb": disabled}}):
+    with open_loggers(recipes, folder, config={{}}, run_id=None, resumed_at=None) as loggers:
+        for logger in loggers:
+            logger.log_metrics({{"loss": 1.0}}, step=0)
+assert "wandb" not in sys.modules
+assert (folder / "metrics.csv").exists()
+"""
+    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(SOURCE)}, check=True)

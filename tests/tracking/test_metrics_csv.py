@@ -1,0 +1,94 @@
+import csv
+
+import pytest
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities import rank_zero_only
+
+from vitrail.tracking.metrics_csv import MetricsCSV
+
+
+def rows(folder) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def log(folder, steps, *, resumed_at=None, metric="loss"):
+    logger = MetricsCSV(folder, resumed_at=resumed_at)
+    for step in steps:
+        logger.log_metrics({metric: step / 10}, step=step)
+
+
+def test_every_call_is_a_row_and_a_new_metric_a_new_column(tmp_path):
+    logger = MetricsCSV(tmp_path, resumed_at=None)
+    logger.log_metrics({"epoch": 0, "loss": 0.5}, step=0)
+    logger.log_metrics({"epoch": 0, "acc": 0.25}, step=0)
+    logger.log_metrics({"loss": 0.125}, step=1)
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "step,epoch,loss,acc\n0,0,0.5,\n0,0,,0.25\n1,,0.125,\n"
+    )
+
+
+def test_a_resumed_run_drops_the_steps_that_are_taken_again_and_goes_on(tmp_path):
+    log(tmp_path, range(30))
+    log(tmp_path, range(20, 25), resumed_at=20)
+    assert [int(row["step"]) for row in rows(tmp_path)] == list(range(25))
+
+
+def test_a_resumed_run_may_have_other_metrics(tmp_path):
+    log(tmp_path, range(3))
+    log(tmp_path, range(2, 4), resumed_at=2, metric="error")
+    assert (
+        tmp_path / "metrics.csv"
+    ).read_text() == "step,loss,error\n0,0.0,\n1,0.1,\n2,,0.2\n3,,0.3\n"
+
+
+def test_half_a_line_of_a_killed_run_is_dropped(tmp_path):
+    log(tmp_path, range(3))
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("1")
+    log(tmp_path, [3], resumed_at=3)
+    assert [row["step"] for row in rows(tmp_path)] == ["0", "1", "2", "3"]
+
+
+def test_a_new_run_in_an_old_folder_starts_over(tmp_path):
+    log(tmp_path, range(5))
+    log(tmp_path, [0])
+    assert [row["step"] for row in rows(tmp_path)] == ["0"]
+
+
+def test_a_resumed_run_without_the_file_begins_it(tmp_path):
+    log(tmp_path, [7], resumed_at=7)
+    assert [row["step"] for row in rows(tmp_path)] == ["7"]
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    log(tmp_path, range(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_gone_is_an_error_with_the_path(tmp_path):
+    with pytest.raises(OSError, match="gone"):
+        log(tmp_path / "gone", [0])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+def test_a_run_that_stops_and_resumes_has_the_rows_of_one_that_does_not(tmp_path, fit):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    for folder in (straight, stopped):
+        folder.mkdir()
+    fit(MetricsCSV(straight, resumed_at=None), epochs=2)
+
+    def train(resumed_at, **knobs):
+        saving = {
+            "callbacks": [ModelCheckpoint(stopped, filename="last")],
+            "enable_checkpointing": True,
+        }
+        fit(MetricsCSV(stopped, resumed_at=resumed_at), **saving, **knobs)
+
+    train(None, epochs=1)
+    log(stopped, range(10, 13), resumed_at=10)  # steps after the checkpoint, lost with the process
+    train(10, epochs=2, checkpoint=stopped / "last.ckpt")
+
+    kept = [(row["step"], row["train/loss"], row["val/loss"]) for row in rows(stopped)]
+    assert kept == [(row["step"], row["train/loss"], row["val/loss"]) for row in rows(straight)]

@@ -1,0 +1,199 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import wandb
+from PIL import Image
+
+from vitrail.tracking.loggers import open_loggers
+from vitrail.tracking.wandb_run import WandbRun
+
+OFFLINE = {
+    "project": "vitrail",
+    "entity": None,
+    "mode": "offline",
+    "name": None,
+    "group": None,
+    "tags": [],
+    "log_model": False,
+}
+CONFIG = {"seed": 1, "model": {"dim": 32, "pattern": None, "plan": ["window", "full"]}}
+
+
+@pytest.fixture(autouse=True)
+def untouched_settings(monkeypatch, tmp_path_factory):
+    """No key and no settings at home, and neither a mode nor silence from the environment."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+
+
+def opened(folder, *, run_id=None, resumed_at=None, config=CONFIG, **changes):
+    recipe = WandbRun(**{**OFFLINE, **changes})
+    folder.mkdir(exist_ok=True)
+    return open_loggers(
+        {"wandb": recipe}, folder, config=config, run_id=run_id, resumed_at=resumed_at
+    )
+
+
+def log(loggers, steps):
+    for step in steps:
+        for logger in loggers:
+            logger.log_metrics({"loss": step / 10}, step=step)
+
+
+def test_an_offline_run_holds_config_curves_summary_picture_and_tables(tmp_path, offline_runs):
+    picture = tmp_path / "confusion.png"
+    Image.new("RGB", (4, 4)).save(picture)
+    with opened(tmp_path, name="first", tags=["a"]) as loggers:
+        log(loggers, range(0, 30, 10))
+        loggers.show_summary({"test/acc": 0.975, "device": "cpu"})
+        loggers.show_picture("confusion", picture)
+        loggers.show_table("receipt", [{"layer": "a", "why": None}, {"layer": "b", "why": "named"}])
+
+    [run] = offline_runs(tmp_path)
+    assert (run.id, run.project, run.exit_code) == (loggers.run_id, "vitrail", 0)
+    assert {key: run.config[key] for key in CONFIG} == CONFIG
+    assert run.steps("loss") == [0, 10, 20]
+    assert run.summary["test/acc"] == 0.975
+    assert run.summary["device"] == "cpu"
+    files = next(tmp_path.glob("wandb/offline-run-*")) / "files"
+    [table] = [row["receipt.path"] for row in run.history if "receipt.path" in row]
+    assert json.loads((files / table).read_text())["data"] == [["a", None], ["b", "named"]]
+    [images] = [row["confusion.filenames"] for row in run.history if "confusion.filenames" in row]
+    assert (files / images[0]).exists()
+
+
+def test_everything_that_is_needed_to_sync_lies_in_the_folder(tmp_path):
+    with opened(tmp_path) as loggers:
+        loggers.show_table("receipt", [{"layer": "a"}])
+    assert list(tmp_path.rglob("staging/*"))
+    assert not list(Path.home().rglob("staging"))
+    assert "WANDB_DATA_DIR" not in os.environ
+
+
+def test_the_metrics_of_a_training_run_stand_on_its_global_step(tmp_path, offline_runs, fit):
+    with opened(tmp_path) as loggers:
+        fit(loggers, epochs=2)
+    [run] = offline_runs(tmp_path)
+    assert run.steps("train/loss") == list(range(20))
+    assert run.steps("val/loss") == [9, 19]
+
+
+@pytest.mark.parametrize(
+    "end, exit_code",
+    [
+        (RuntimeError("out of memory"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(143), 143),
+        (SystemExit("bad input"), 1),
+        (SystemExit(None), 0),
+    ],
+)
+def test_a_run_is_closed_with_the_exit_code_of_its_end(tmp_path, offline_runs, end, exit_code):
+    def work():
+        with opened(tmp_path):
+            raise end
+
+    with pytest.raises(type(end)):
+        work()
+    assert [run.exit_code for run in offline_runs(tmp_path)] == [exit_code]
+
+
+def test_a_sweep_in_one_process_makes_one_run_a_job_even_when_one_fails(tmp_path, offline_runs):
+    def job(seed):
+        with opened(tmp_path / str(seed), config={"seed": seed}) as loggers:
+            log(loggers, [seed])
+            if seed == 2:
+                raise RuntimeError
+
+    job(1)
+    with pytest.raises(RuntimeError):
+        job(2)
+    job(3)
+
+    runs = [run for seed in (1, 2, 3) for run in offline_runs(tmp_path / str(seed))]
+    assert len({run.id for run in runs}) == 3
+    assert [run.config["seed"] for run in runs] == [1, 2, 3]
+    assert [run.steps("loss") for run in runs] == [[1], [2], [3]]
+    assert [run.exit_code for run in runs] == [0, 1, 0]
+
+
+def test_a_run_that_someone_left_open_is_not_joined(tmp_path, offline_runs):
+    (tmp_path / "other").mkdir()
+    other = wandb.init(mode="offline", dir=tmp_path / "other", settings={"silent": True})
+    with opened(tmp_path / "ours") as loggers:
+        log(loggers, [0])
+    other.finish()
+    assert [run.id for run in offline_runs(tmp_path / "ours")] == [loggers.run_id] != [other.id]
+
+
+def test_a_resumed_run_keeps_its_id_and_every_later_step(tmp_path, offline_runs, capfd):
+    with opened(tmp_path) as loggers:
+        log(loggers, range(31))
+    with opened(tmp_path, run_id=loggers.run_id, resumed_at=21) as resumed:
+        log(resumed, range(21, 41))
+
+    first, second = offline_runs(tmp_path)
+    assert first.id == second.id == loggers.run_id == resumed.run_id
+    assert second.continues
+    assert second.steps("loss") == list(range(21, 41))
+    assert "step" not in capfd.readouterr().err
+    assert resumed.sync_command == loggers.sync_command == f"wandb sync {tmp_path}/wandb"
+
+
+def test_the_sync_command_finds_both_parts_of_a_resumed_run(tmp_path):
+    with opened(tmp_path) as loggers:
+        pass
+    with opened(tmp_path, run_id=loggers.run_id, resumed_at=0) as loggers:
+        words = loggers.sync_command.split()
+    told = subprocess.run(
+        [sys.executable, "-m", *words, "--dry-run"], capture_output=True, text=True, check=True
+    )
+    assert "Would sync 2 run(s)" in told.stderr
+
+
+def test_the_environment_rules_over_the_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    with opened(tmp_path, mode="online", run_id="earlier") as loggers:
+        log(loggers, [0])
+    assert [logger.name for logger in loggers] == ["csv"]
+    assert loggers.sync_command is None
+    assert loggers.run_id == "earlier"
+
+
+def test_the_environment_may_use_the_older_words(tmp_path, monkeypatch, offline_runs):
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    with opened(tmp_path, mode="disabled"):
+        pass
+    assert len(offline_runs(tmp_path)) == 1
+
+
+def test_an_unknown_mode_is_refused_with_those_that_exist(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="mode=ofline does not exist; there are offline, online"):
+        WandbRun(**{**OFFLINE, "mode": "ofline"})
+    monkeypatch.setenv("WANDB_MODE", "of")
+    with pytest.raises(ValueError, match="WANDB_MODE=of does not exist"), opened(tmp_path):
+        pass
+
+
+def test_uploading_checkpoints_offline_warns_at_the_start(tmp_path):
+    with (
+        pytest.warns(UserWarning, match="log_model=true uploads nothing in offline mode"),
+        opened(tmp_path, log_model=True),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_online_without_an_answer_fails_within_seconds(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    with (
+        pytest.raises(ValueError, match=r"mode=online failed: .*; run `wandb login`"),
+        opened(tmp_path, mode="online"),
+    ):
+        pass
