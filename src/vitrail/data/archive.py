@@ -1,0 +1,88 @@
+"""A published archive: downloaded once, held to its checksum, unpacked whole or not at all."""
+
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from torchvision.datasets.utils import check_integrity, download_url
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where an archive comes from and what it unpacks to.
+
+    Args:
+        url: of the archive.
+        md5: its published checksum.
+        folder: what it unpacks to.
+        mark: a file or folder inside by which `folder` is known under another name.
+    """
+
+    url: str
+    md5: str
+    folder: str
+    mark: str
+
+    @property
+    def name(self) -> str:
+        return Path(self.url).name
+
+    def find(self, root: Path) -> Path:
+        """The unpacked folder: in `root`, or `root` itself.
+
+        Raises:
+            FileNotFoundError: it is neither, with what to put where.
+        """
+        for folder in (root / self.folder, root):
+            if (folder / self.mark).exists():
+                return folder
+        raise FileNotFoundError(
+            f"{root / self.folder / self.mark} does not exist; put {self.name} from {self.url} "
+            f"into {root}, or let data.dataset.download=true fetch it"
+        )
+
+    def prepare(self, root: Path, *, download: bool) -> None:
+        """See to it that `find` finds: unpack the archive in `root`, downloaded where allowed.
+
+        Raises:
+            FileNotFoundError: there is no archive and none may be downloaded.
+            ConnectionError: it cannot be downloaded.
+            ValueError: it is not the published one, or the folder is there but incomplete.
+        """
+        unpacked, archive = root / self.folder, root / self.name
+        if (unpacked / self.mark).exists() or (root / self.mark).exists():
+            return
+        if unpacked.exists():
+            raise ValueError(f"{unpacked} lacks {self.mark}; remove that folder to unpack it again")
+        if download:
+            self._download(root)
+        elif not archive.exists():
+            self.find(root)
+        if not check_integrity(archive, self.md5):
+            raise ValueError(
+                f"{archive} is damaged or another file: its md5 is not {self.md5}; "
+                "remove it and try again"
+            )
+        # Unpacked beside its place and moved there whole: no run leaves half a dataset behind.
+        with tempfile.TemporaryDirectory(dir=root) as beside:
+            # A tar's members must stay inside the folder; a zip's always do. Early releases of
+            # Python 3.11 know no filter, and the checksum has to do.
+            tar = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")
+            safely = {"filter": "data"} if tar else {}
+            shutil.unpack_archive(archive, beside, **safely)
+            (Path(beside) / self.folder).rename(unpacked)
+
+    def _download(self, root: Path) -> None:
+        """Fetch the archive, unless it lies in `root` already and its checksum is right."""
+        try:
+            download_url(self.url, root, md5=self.md5)
+        except (OSError, HTTPException) as error:
+            raise ConnectionError(
+                f"cannot download {self.url} ({error}); put that file into {root} yourself"
+            ) from error
+        except RuntimeError:
+            # torchvision's word for a wrong checksum; `prepare` says it with the path.
+            return

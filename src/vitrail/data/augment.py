@@ -1,0 +1,134 @@
+"""What makes an image different in every epoch, each image by its own draws.
+
+Two kinds of work: torchvision's transforms, which see one image at a time, and operations on whole
+batches, for images so small that a call per image would cost more than the work itself.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
+from torchvision.transforms import v2
+
+from vitrail.data.draws import Draws
+
+_POLICIES = {"randaugment": v2.RandAugment, "trivial": v2.TrivialAugmentWide}
+
+
+class Augment:
+    """The augmentation of training images; each knob is off at None, False or 0.
+
+    Args:
+        scale: (smallest, largest) share of the area that a random resized crop keeps. Off, images
+            are resized as in evaluation.
+        auto: "randaugment" or "trivial" (TrivialAugmentWide), with torchvision's defaults.
+        crop_padding: pixels of black put around the image before a random crop back to its size.
+        flip: mirror half of the images, left to right.
+        erase: share of the images of which a random box turns to the mean colour.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: Sequence[float] | None,
+        auto: str | None,
+        crop_padding: int | None,
+        flip: bool,
+        erase: float,
+    ) -> None:
+        if scale is not None and not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
+            raise ValueError(
+                f"augment.scale={list(scale)} is no range of shares; use one like [0.08, 1]"
+            )
+        if auto is not None and auto not in _POLICIES:
+            raise ValueError(f"augment.auto={auto} is unknown; use null, {' or '.join(_POLICIES)}")
+        if crop_padding is not None and crop_padding < 0:
+            raise ValueError(f"augment.crop_padding={crop_padding} must be 0 or more pixels")
+        if not 0 <= erase <= 1:
+            raise ValueError(f"augment.erase={erase} must be a share of the images, from 0 to 1")
+        self.scale = None if scale is None else tuple(scale)
+        self.auto, self.crop_padding, self.flip, self.erase = auto, crop_padding, flip, erase
+
+    @property
+    def works_per_image(self) -> bool:
+        """Whether images must pass through `per_image` even when they have their size already."""
+        return self.scale is not None or self.auto is not None
+
+    def per_image(self, fit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The transform of one uint8 (3, h, w) image, random by torch's global generator.
+
+        Args:
+            fit: the resize of evaluation, with its `size` (H, W).
+        """
+        steps = [fit]
+        if self.scale is not None:
+            ratio = fit.size[1] / fit.size[0]
+            steps = [v2.RandomResizedCrop(fit.size, self.scale, (3 / 4 * ratio, 4 / 3 * ratio))]
+        if self.auto is not None:
+            steps.append(_POLICIES[self.auto]())
+        return v2.Compose(steps)
+
+    def whole_batch(self, images: Tensor, draws: Draws) -> Tensor:
+        """Crop and flip: uint8 (B, 3, H, W) -> the same."""
+        if self.crop_padding:
+            images = shifted(images, self.crop_padding, draws.top, draws.left)
+        if self.flip:
+            images = mirrored(images, draws.flip < 0.5)
+        return images
+
+    def erased(self, images: Tensor, draws: Draws) -> Tensor:
+        """Random erasing in place: boxes of 0, the mean, in normalised images (B, 3, H, W)."""
+        if self.erase:
+            chosen = draws.erase < self.erase
+            box = boxes(*images.shape[-2:], Draws(*(numbers[chosen] for numbers in draws)))
+            images[chosen] = images[chosen].masked_fill(box[:, None], 0)
+        return images
+
+
+# What evaluation does to images.
+UNCHANGED = Augment(scale=None, auto=None, crop_padding=None, flip=False, erase=0.0)
+
+
+def shifted(images: Tensor, padding: int, top: np.ndarray, left: np.ndarray) -> Tensor:
+    """Crop images back to their size from a black frame around them: (B, 3, H, W) -> the same.
+
+    `top` and `left` (B,), in [0, 1), say where in the frame.
+    """
+    *_, height, width = images.shape
+    framed = np.zeros((*images.shape[:2], height + 2 * padding, width + 2 * padding), np.uint8)
+    framed[:, :, padding:-padding, padding:-padding] = images
+    windows = sliding_window_view(framed, (height, width), axis=(2, 3))  # (B, 3, row, col, H, W)
+    row, col = (np.floor(share * (2 * padding + 1)).astype(np.int64) for share in (top, left))
+    return torch.from_numpy(windows[np.arange(len(images)), :, row, col])
+
+
+def mirrored(images: Tensor, which: np.ndarray) -> Tensor:
+    """Flip the chosen images left to right: (B, 3, H, W), bool (B,) -> a new (B, 3, H, W)."""
+    flipped = images.numpy().copy()
+    flipped[which] = flipped[which][..., ::-1]
+    return torch.from_numpy(flipped)
+
+
+def boxes(height: int, width: int, draws: Draws) -> Tensor:
+    """A random box per image: bool (B, H, W).
+
+    Its area is 2 % to 33 % of the image and its aspect 0.3 to 3.3, uniform in the logarithm, as in
+    Zhong et al. 2017; a side longer than the image is cut to it.
+    """
+    area = (0.02 + draws.erase_area * (1 / 3 - 0.02)) * height * width
+    aspect = np.exp(np.log(0.3) + draws.erase_aspect * np.log(3.3 / 0.3))
+
+    def inside(side: np.ndarray, full: int, place: np.ndarray) -> np.ndarray:
+        length = np.clip(np.round(side), 1, full)
+        start = np.floor(place * (full - length + 1))
+        position = np.arange(full)
+        return (position >= start[:, None]) & (position < (start + length)[:, None])  # (B, full)
+
+    rows = inside(np.sqrt(area * aspect), height, draws.erase_top)
+    cols = inside(np.sqrt(area / aspect), width, draws.erase_left)
+    return torch.from_numpy(rows[:, :, None] & cols[:, None, :])

@@ -1,0 +1,93 @@
+"""Classes are known by name: which of a dataset's are used, and which number each has."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitrail.data.images import Images, Splits
+
+
+def read_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Class names as given, or from a file with one a line; None stays None.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a name comes twice, or there is none.
+    """
+    if classes is None:
+        return None
+    if isinstance(classes, str | Path):
+        path = Path(classes).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"data.classes={classes} is no file; give one with a name a line, or a list [a,b]"
+            )
+        names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    else:
+        names = [str(name) for name in classes]  # YAML reads the name of a folder 0 as a number
+    if not names:
+        raise ValueError(f"data.classes={classes} names no class")
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"data.classes names {some(twice)} twice; give every class once")
+    return tuple(names)
+
+
+def renumber(
+    splits: Splits,
+    wanted: tuple[str, ...] | None,
+    known: tuple[str, ...] | None,
+    *,
+    place: str,
+) -> Splits:
+    """Number a dataset's classes anew and leave out the images of those that are not used.
+
+    Args:
+        splits: as the dataset has them.
+        wanted: restricts the classes and orders them; None uses all.
+        known: the classes of a model, which decide the numbers where given; the dataset may have
+            fewer.
+        place: of the dataset, for messages.
+
+    Raises:
+        ValueError: `wanted` names a class that the dataset lacks, or the dataset has one that the
+            model lacks.
+    """
+    present = splits.classes
+    if known is None:
+        missing = sorted(set(wanted or ()) - set(present))
+        if missing:
+            raise ValueError(
+                f"data.classes names {some(missing)}, not among the {len(present)} classes of "
+                f"{place}: {some(present)}"
+            )
+        order = wanted or present
+        used = set(order)
+    else:
+        order = known
+        used = set(present) if wanted is None else set(present) & set(wanted)
+        unknown = sorted(used - set(known))
+        if unknown:
+            raise ValueError(
+                f"{place} has {some(unknown)}, not among the {len(known)} classes of the model: "
+                f"{some(known)}; leave them out with data.classes"
+            )
+    number = {name: place for place, name in enumerate(order)}
+    numbers = torch.tensor([number[name] if name in used else -1 for name in present])
+    return Splits(order, {split: _numbered(part, numbers) for split, part in splits.images.items()})
+
+
+def _numbered(images: Images, numbers: Tensor) -> Images:
+    """Images whose label l becomes numbers[l], without those of -1."""
+    labels = numbers[images.labels]
+    used = (labels >= 0).nonzero().flatten()
+    return Images(images[used].source, labels[used])
+
+
+def some(names: Iterable[str], at_most: int = 10) -> str:
+    """Names as one line of bearable length."""
+    names = list(names)
+    more = len(names) - at_most
+    return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,42 @@
+"""Any images in folders named after their classes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.data.folders import EXTENSIONS, folder_names, read_class_folders
+from vitrail.data.images import Splits
+
+_SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """`root/train/<class>/…` and `val` and `test` beside it, any of them missing; or
+    `root/<class>/…`, not yet split.
+
+    Classes are the folder names, sorted, of all splits together. Hidden files and folders and files
+    without an image's extension are passed over; folders below a class folder belong to the class.
+    """
+
+    root: Path
+
+    def prepare(self) -> None:
+        """Nothing to fetch."""
+
+    def read(self) -> Splits:
+        if not self.root.is_dir():
+            raise FileNotFoundError(
+                f"data.root={self.root} is no folder; it should hold train/ and val/ or test/, "
+                "or one folder per class"
+            )
+        folders = {name: self.root / name for name in _SPLITS if (self.root / name).is_dir()}
+        folders = folders or {"all": self.root}
+        classes = sorted({name for folder in folders.values() for name in folder_names(folder)})
+        images = {split: read_class_folders(folder, classes) for split, folder in folders.items()}
+        for split, found in images.items():
+            if not len(found):
+                raise ValueError(
+                    f"{folders[split]} has no images in class folders; "
+                    f"their names end in {' '.join(EXTENSIONS)}"
+                )
+        return Splits(tuple(classes), images)

@@ -1,0 +1,60 @@
+"""Random numbers that belong to an image and an epoch, whichever process or batch asks for them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Draws(NamedTuple):
+    """The random numbers of some images in one epoch, (B,) each, named by what they decide.
+
+    All but `seed` are float64 in [0, 1).
+    """
+
+    flip: np.ndarray
+    top: np.ndarray
+    left: np.ndarray
+    erase: np.ndarray
+    erase_area: np.ndarray
+    erase_aspect: np.ndarray
+    erase_top: np.ndarray
+    erase_left: np.ndarray
+    seed: np.ndarray  # uint64, for what has a generator of its own
+
+
+def draw(seed: int, epoch: int, indices: np.ndarray) -> Draws:
+    """The draws of the images at `indices` (B,): a function of (seed, epoch, index) alone.
+
+    Image i reads its own places of one SplitMix64 stream (Steele, Lea and Flood, 2014) that starts
+    where (seed, epoch) says: a counter-based stream leaves no state to hand to workers or to
+    restore on resume.
+    """
+    count = len(Draws._fields)
+    start = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+    places = (
+        indices.astype(np.uint64) * np.uint64(count)
+        + np.arange(1, count + 1, dtype=np.uint64)[:, None]
+    )
+    bits = start + places * np.uint64(0x9E3779B97F4A7C15)  # (draws, B)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    uniform = (bits[:-1] >> np.uint64(11)) * 2.0**-53
+    return Draws(*uniform, seed=bits[-1])
+
+
+def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order of `count` images in an epoch: int64 (count,)."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let torch's global CPU generator start at `seed`, and put it back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: that would seed the accelerator too, and tie dropout to the images.
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,72 @@
+"""What a dataset hands over: class names, and the labelled images of every split it has."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.decode import decode
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of one split, as pixels in RAM or as files that are decoded one by one.
+
+    Args:
+        source: uint8 pixels (n, 3, H, W), or n paths as made by `from_files`.
+        labels: int64 (n,), indices into the class names.
+    """
+
+    source: Tensor | np.ndarray
+    labels: Tensor
+
+    @classmethod
+    def from_files(cls, paths: Sequence[str | Path], labels: Sequence[int]) -> "Images":
+        # One array of bytes: a list of a million strings would be copied into every worker as its
+        # reference counts are touched.
+        encoded = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+        return cls(encoded, torch.tensor(labels, dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, indices: Tensor) -> "Images":
+        """The images at `indices` (int64), in that order."""
+        source = self.source[indices if self.in_memory else indices.numpy()]
+        return Images(source, self.labels[indices])
+
+    @property
+    def in_memory(self) -> bool:
+        return isinstance(self.source, Tensor)
+
+    def path(self, index: int) -> str:
+        return os.fsdecode(self.source[index])
+
+    def pixels(self, index: int) -> Tensor:
+        """Image `index` as uint8 (3, h, w). Raises `UnreadableImage`."""
+        return self.source[index] if self.in_memory else decode(self.path(index))
+
+
+class Splits(NamedTuple):
+    """Class names in label order, and images by split.
+
+    Splits are train, val and test, any of them missing; or `all` where nobody has split yet.
+    """
+
+    classes: tuple[str, ...]
+    images: Mapping[str, Images]
+
+
+class Dataset(Protocol):
+    """Where labelled images come from. Building one reads nothing; one with files takes `root`."""
+
+    def prepare(self) -> None:
+        """Download and unpack what is missing; called in one process, before any calls `read`."""
+
+    def read(self) -> Splits:
+        """List every image, large ones as files. Raises one-line `OSError` and `ValueError`."""

@@ -1,0 +1,293 @@
+"""Images and batches for a run: the one LightningDataModule."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.data import suggested_max_num_workers
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from vitrail.data.augment import UNCHANGED, Augment
+from vitrail.data.batches import Batches
+from vitrail.data.cache import cache_bytes, decode_all
+from vitrail.data.classes import read_names, renumber, some
+from vitrail.data.images import Dataset, Images, Splits
+from vitrail.data.loader import Loader
+from vitrail.data.order import Order, process_and_count
+from vitrail.data.resize import CenterCrop, FitInside
+from vitrail.data.scan import look_at_all
+from vitrail.data.split import hold_out
+
+_log = logging.getLogger(__name__)
+_say, _warn = rank_zero_only(_log.info), rank_zero_only(_log.warning)
+
+_RESIZES = {"crop": CenterCrop, "native": FitInside}
+_STAGES = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": (),
+    None: (),
+}
+
+
+class ImageData(pl.LightningDataModule):
+    """The images of one dataset, split, and served as normalised batches.
+
+    Building it reads nothing. A dataset without a validation split has one held out of its training
+    images; its test images are for evaluation alone.
+
+    Args:
+        dataset: builds the dataset, given `root` where that is not None.
+        root: where its files are; relative to the folder that the program was started in.
+        image_size: side, or (H, W).
+        resize: "crop" brings every image to `image_size`; "native" fits it inside in its own aspect
+            and pads the batch, with a mask.
+        pad_to: padded heights and widths are multiples of this, the model's patch size.
+        batch_size: images per batch and process.
+        val_fraction: share of every class that is held out of training as validation where the
+            dataset has none, and before that as test where it is not split at all.
+        classes: names, or a file with one a line, that restrict the classes and order them; None
+            takes all.
+        mean, std: of the three channels, for pixels in [0, 1].
+        augment: of training images.
+        seed: of order and augmentation; what is held out does not depend on it.
+        workers: processes that prepare batches; 0 does it in this one, "auto" takes a core each, 8
+            at most. Batches do not depend on it.
+        cache: decode a split once, into RAM, before its first use.
+        cache_limit_gb: a split that would take more is decoded image by image after all.
+        check: what unreadable images do before training: "refuse" ends the run, naming them all;
+            "skip" leaves them out, naming them all; None does not look, and the first one that a
+            batch meets ends the run.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Callable[..., Dataset],
+        root: str | Path | None = None,
+        image_size: int | Sequence[int],
+        resize: str,
+        pad_to: int,
+        batch_size: int,
+        val_fraction: float,
+        classes: str | Path | Sequence[str] | None,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: Augment,
+        seed: int,
+        workers: int | str,
+        cache: bool,
+        cache_limit_gb: float,
+        check: str | None,
+    ) -> None:
+        super().__init__()
+        if resize not in _RESIZES:
+            raise ValueError(f"data.resize={resize} is unknown; use {' or '.join(_RESIZES)}")
+        if resize == "native" and (cache or augment.scale):
+            raise ValueError(
+                "data.resize=native keeps images in shapes of their own, which neither a cache nor "
+                "a random resized crop has; set data.cache=false data.augment.scale=null"
+            )
+        if check not in ("refuse", "skip", None):
+            raise ValueError(f"data.check={check} is unknown; use refuse, skip or null")
+        if workers != "auto" and not (isinstance(workers, int) and workers >= 0):
+            raise ValueError(f"data.workers={workers} must be a number from 0 on, or auto")
+        if not 0 <= val_fraction < 1:
+            raise ValueError(f"data.val_fraction={val_fraction} must be a share from 0 to below 1")
+        for name, value in {"batch_size": batch_size, "pad_to": pad_to}.items():
+            if value < 1:
+                raise ValueError(f"data.{name}={value} must be 1 or more")
+
+        self.root = None if root is None else Path(root).expanduser().absolute()
+        self.dataset = dataset() if self.root is None else dataset(root=self.root)
+        self.image_size = _height_and_width(image_size)
+        self.mean, self.std = _three("mean", mean), _three("std", std)
+        self.batch_size, self.pad_to, self.workers = batch_size, pad_to, workers
+        self.augment, self.seed = augment, seed
+        self.val_fraction, self.check = val_fraction, check
+        self.cache, self.cache_limit_gb = cache, cache_limit_gb
+        self._fit = _RESIZES[resize](self.image_size)
+        self._wanted = classes
+        self._known: tuple[str, ...] | None = None
+        self._listed: Splits | None = None
+        self._prepared: dict[str, Images] = {}
+
+    def prepare_data(self) -> None:
+        """Download and unpack what is missing. Lightning calls this in one process per machine."""
+        self.dataset.prepare()
+
+    def setup(self, stage: str | None = None) -> None:
+        """List all images, and decode or look at those of a stage: fit, validate or test.
+
+        Raises one-line errors for missing, empty or unreadable data.
+        """
+        self._list()
+        for split in _STAGES[stage]:
+            if self.has_split(split):
+                self._ready(split)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the labels."""
+        return self._list().classes
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Images in train, val and test, as far as there are any."""
+        images = {**self._list().images, **self._prepared}
+        return {name: len(images[name]) for name in ("train", "val", "test") if name in images}
+
+    def has_split(self, split: str) -> bool:
+        """Whether there are images in train, val, test; or `all`, all of a folder not split yet."""
+        return split in self._list().images
+
+    def select_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as a checkpoint does: `names`, in their order.
+
+        The dataset may have fewer. One that it has and `names` lacks is refused when its images are
+        listed, unless `classes` leaves it out.
+        """
+        self._known, self._listed, self._prepared = tuple(names), None, {}
+
+    def description(self) -> dict[str, list]:
+        """What a checkpoint must know of its data, in plain containers."""
+        return {
+            "classes": list(self.classes),
+            "image_size": list(self.image_size),
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+    def loader(self, split: str, *, augment: bool | None = None) -> Loader:
+        """The batches of a split in this process.
+
+        Args:
+            split: train, val, test or all.
+            augment: shuffle, augment and leave out what fills no batch; None does so for train
+                alone. False gives every image once, in order, as in evaluation.
+
+        Raises:
+            ValueError: this dataset has no such split.
+        """
+        if not self.has_split(split):
+            raise ValueError(
+                f"split={split} is not in this dataset; it has {', '.join(self._list().images)}"
+            )
+        training = split == "train" if augment is None else augment
+        images = self._ready(split)
+        rank, world = process_and_count()
+        batches = Batches(
+            images,
+            fit=self._fit,
+            augment=self.augment if training else UNCHANGED,
+            mean=self.mean,
+            std=self.std,
+            seed=self.seed,
+            pad_to=self.pad_to,
+        )
+        seed = self.seed if training else None
+        order = Order(len(images), batch_size=self.batch_size, seed=seed, rank=rank, world=world)
+        return Loader(batches, order, workers=self._worker_count())
+
+    def train_dataloader(self) -> Loader:
+        return self.loader("train")
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        """Without a val split an empty list: Lightning's way to have nothing to validate."""
+        return self.loader("val") if self.has_split("val") else []
+
+    def test_dataloader(self) -> Loader:
+        return self.loader("test")
+
+    def _worker_count(self) -> int:
+        if self.workers != "auto":
+            return self.workers
+        processes_here = self.trainer.num_devices if self.trainer else 1
+        return min(8, suggested_max_num_workers(processes_here))
+
+    def _list(self) -> Splits:
+        """Read the dataset once, number its classes and hold out the splits that it lacks."""
+        if self._listed is None:
+            place = str(self.root or type(self.dataset).__name__)
+            found = renumber(
+                self.dataset.read(), read_names(self._wanted), self._known, place=place
+            )
+            self._listed = Splits(found.classes, hold_out(found.images, self.val_fraction))
+            if not self._listed.images:
+                raise ValueError(f"{place} has no images of the classes {some(found.classes)}")
+            self._tell(self._listed)
+        return self._listed
+
+    def _tell(self, listed: Splits) -> None:
+        """Say what a person might not expect of these splits."""
+        if "test" not in listed.images:
+            _say("there is no test split: evaluation uses val")
+        if "train" in listed.images and self._known is None:
+            if "val" not in listed.images:
+                _warn(
+                    "there is no val split, and data.val_fraction=%g holds no image out for one",
+                    self.val_fraction,
+                )
+            seen = listed.images["train"].labels.bincount(minlength=len(listed.classes))
+            empty = [name for name, count in zip(listed.classes, seen, strict=True) if not count]
+            if empty:
+                _warn("%d classes have no training images: %s", len(empty), some(empty))
+
+    def _ready(self, split: str) -> Images:
+        """The images of a split, decoded or looked at once, less those that are skipped."""
+        if split not in self._prepared:
+            images, unreadable = self._decoded_or_checked(split)
+            if unreadable and self.check != "skip":
+                raise ValueError(
+                    f"{len(unreadable)} images in {split} cannot be read: "
+                    f"{some(unreadable.values())}; mend or remove them, or leave them out with "
+                    "data.check=skip"
+                )
+            for message in unreadable.values():
+                _warn("skipped an image that cannot be read: %s", message)
+            if unreadable:
+                _warn("skipped %d of %d images in %s", len(unreadable), len(images), split)
+                kept = [index for index in range(len(images)) if index not in unreadable]
+                images = images[torch.tensor(kept, dtype=torch.int64)]
+            self._prepared[split] = images
+        return self._prepared[split]
+
+    def _decoded_or_checked(self, split: str) -> tuple[Images, dict[int, str]]:
+        """The images of a split, and what the unreadable ones among them said."""
+        images = self._list().images[split]
+        gigabytes = cache_bytes(len(images), self.image_size) / 1e9
+        if self.cache and gigabytes <= self.cache_limit_gb:
+            return decode_all(images, self._fit, title=f"decoding {split}")
+        if self.cache:
+            _say(
+                "%s would take %.1f GB of RAM, above data.cache_limit_gb=%g: decoded one by one",
+                split,
+                gigabytes,
+                self.cache_limit_gb,
+            )
+        if self.check is None or images.in_memory:
+            return images, {}
+        return images, look_at_all(images, title=f"checking {split}")
+
+
+def _height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:
+    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+        raise ValueError(
+            f"data.image_size={image_size} is neither a side nor [height, width], in whole pixels"
+        )
+    return size
+
+
+def _three(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    if len(values) != 3 or (name == "std" and min(values) <= 0):
+        raise ValueError(
+            f"data.{name}={list(values)} must be three numbers, one a channel; std above 0"
+        )
+    return tuple(values)

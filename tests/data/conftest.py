@@ -1,0 +1,176 @@
+"""Small datasets on disk in the layouts of the real ones, and data built from configs."""
+
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from vitrail.data.images import Images
+from vitrail.data.module import ImageData
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+
+
+@pytest.fixture
+def config() -> Callable[..., DictConfig]:
+    """`config("cifar10", "data.batch_size=4", …)`: the node of a dataset, overridden."""
+
+    def compose(name: str, *overrides: str) -> DictConfig:
+        whole = OmegaConf.create({"seed": 0, "data": OmegaConf.load(CONFIGS / f"{name}.yaml")})
+        whole = OmegaConf.merge(whole, OmegaConf.from_dotlist(list(overrides)))
+        return whole.data
+
+    return compose
+
+
+@pytest.fixture
+def build(config: Callable[..., DictConfig]) -> Callable[..., ImageData]:
+    """`build("cifar10", "data.batch_size=4", …)`: the data of a config."""
+    return lambda name, *overrides: instantiate(config(name, *overrides))
+
+
+@pytest.fixture
+def paint() -> Callable[..., Path]:
+    """Write an image file; its pixels are noise of a seed, or those given."""
+
+    def write(path: Path, height: int = 12, width: int = 16, *, seed: int = 0) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def paint_folder(paint: Callable[..., Path]) -> Callable[..., Path]:
+    """`paint_folder(root, ["train/a", "train/b"], 3)`: three images in each folder."""
+
+    def write(root: Path, folders: Sequence[str], images: int, **size: int) -> Path:
+        for place, folder in enumerate(folders):
+            for image in range(images):
+                paint(root / folder / f"{image}.png", **size, seed=100 * place + image)
+        return root
+
+    return write
+
+
+@pytest.fixture
+def noise_images() -> Callable[..., Images]:
+    """`noise_images(n, height, width)`: images in RAM, image i of class i % 2."""
+
+    def make(count: int, height: int = 6, width: int = 10) -> Images:
+        random = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (count, 3, height, width), generator=random)
+        return Images(pixels.to(torch.uint8), torch.arange(count) % 2)
+
+    return make
+
+
+def write_cifar(root: Path, *, hundred: bool = False, images: int = 4) -> Path:
+    """A folder in the format of the official Python archive, with `images` images a file.
+
+    Pixel values tell where an image comes from: file f, image i is filled with 10·f + i.
+    """
+    folder = root / ("cifar-100-python" if hundred else "cifar-10-batches-py")
+    folder.mkdir(parents=True)
+    batches = ["train", "test"] if hundred else [f"data_batch_{i}" for i in range(1, 6)]
+    batches += [] if hundred else ["test_batch"]
+    for file, name in enumerate(batches):
+        values = (10 * file + np.arange(images)).astype(np.uint8)
+        content: dict[str, Any] = {
+            "batch_label": name,
+            "filenames": [f"{i}.png" for i in range(images)],
+            "data": np.repeat(values[:, None], 3 * 32 * 32, axis=1),
+        }
+        if hundred:
+            content["coarse_labels"] = [0] * images
+            content["fine_labels"] = [(7 * i) % 100 for i in range(images)]
+        else:
+            content["labels"] = [i % 10 for i in range(images)]
+        _dump(folder / name, content)
+    if hundred:
+        _dump(folder / "meta", {"fine_label_names": [f"fine_{i}" for i in range(100)]})
+    else:
+        names = ["airplane", "automobile", *(f"name_{i}" for i in range(2, 10))]
+        _dump(folder / "batches.meta", {"label_names": names, "num_vis": 3072})
+    return folder
+
+
+def _dump(path: Path, content: dict[str, Any]) -> None:
+    # The published files come from Python 2, an early pickle protocol and numpy's old module names.
+    data = pickle.dumps(content, protocol=2)
+    path.write_bytes(data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+
+
+def write_tiny_imagenet(root: Path, paint: Callable[..., Path]) -> Path:
+    """A folder in Tiny ImageNet's layout with two of its classes in train, and three in val."""
+    folder = root / "tiny-imagenet-200"
+    for place, wnid in enumerate(("n02124075", "n01641577")):
+        for image in range(3):
+            name = f"{wnid}_{image}.JPEG"
+            paint(folder / "train" / wnid / "images" / name, 8, 8, seed=10 * place + image)
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text("")
+    lines = []
+    for image, wnid in enumerate(("n01641577", "n99999999", "n02124075")):
+        paint(folder / "val" / "images" / f"val_{image}.JPEG", 8, 8, seed=50 + image)
+        lines.append(f"val_{image}.JPEG\t{wnid}\t0\t0\t7\t7\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    (folder / "test" / "images").mkdir(parents=True)
+    return folder
+
+
+def pack(folder: Path, archive: Path) -> Path:
+    """Pack a folder the way its archive holds it, and remove nothing."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            for path in sorted(folder.rglob("*")):
+                packed.write(path, path.relative_to(folder.parent))
+    else:
+        with tarfile.open(archive, "w:gz") as packed:
+            packed.add(folder, folder.name)
+    return archive
+
+
+@pytest.fixture
+def official_cifar() -> Callable[..., Path]:
+    return write_cifar
+
+
+@pytest.fixture
+def packed() -> Callable[[Path, Path], Path]:
+    return pack
+
+
+@pytest.fixture
+def write_dataset(
+    paint: Callable[..., Path], paint_folder: Callable[..., Path]
+) -> Callable[[str, Path], Path]:
+    """`write_dataset("cifar10", root)`: a small dataset in the layout that its config expects."""
+    writers = {
+        "cifar10": lambda root: write_cifar(root),
+        "cifar100": lambda root: write_cifar(root, hundred=True),
+        "imagenette": lambda root: paint_folder(
+            root / "imagenette2-160",
+            [
+                f"{split}/{wnid}"
+                for split in ("train", "val")
+                for wnid in ("n01440764", "n03888257")
+            ],
+            2,
+        ),
+        "tiny_imagenet": lambda root: write_tiny_imagenet(root, paint),
+        "image_folder": lambda root: paint_folder(root, ["train/a", "train/b", "test/a"], 2),
+        "digits": lambda root: root,
+        "synthetic": lambda root: root,
+    }
+    return lambda name, root: writers[name](root)

@@ -1,0 +1,128 @@
+"""Downloading from a server on this machine."""
+
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vitrail.data.datasets.cifar import CIFAR10
+from vitrail.data.datasets.tiny_imagenet import TinyImageNet
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch) -> Iterator[tuple[Path, str]]:
+    """The folder of a web server, and its address."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "published"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *args: Quiet(*args, directory=folder)
+    )
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def cifar(published, official_cifar, packed, tmp_path, monkeypatch) -> CIFAR10:
+    """CIFAR-10 whose archive is a small one on the server, and an empty root."""
+    folder, address = published
+    path = packed(official_cifar(tmp_path / "made"), folder / "cifar-10-python.tar.gz")
+    archive = replace(CIFAR10.archive, url=f"{address}/{path.name}", md5=md5(path))
+    monkeypatch.setattr(CIFAR10, "archive", archive)
+    return CIFAR10(root=tmp_path / "root", download=True)
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_archive_is_downloaded_checked_unpacked_and_kept(cifar):
+    cifar.prepare()
+    assert names(cifar.root) == ["cifar-10-batches-py", "cifar-10-python.tar.gz"]
+    assert len(cifar.read().images["train"]) == 20
+
+
+def test_a_second_run_asks_for_no_network(cifar, published):
+    cifar.prepare()
+    (published[0] / "cifar-10-python.tar.gz").unlink()
+    cifar.prepare()
+    assert len(cifar.read().images["train"]) == 20
+
+
+def test_an_archive_that_a_person_put_there_needs_no_network(cifar, published):
+    cifar.root.mkdir()
+    (published[0] / "cifar-10-python.tar.gz").rename(cifar.root / "cifar-10-python.tar.gz")
+    replace(cifar, download=False).prepare()
+    assert len(cifar.read().images["train"]) == 20
+
+
+def test_a_half_download_is_fetched_again(cifar):
+    cifar.root.mkdir()
+    (cifar.root / "cifar-10-python.tar.gz").write_bytes(b"the first half")
+    cifar.prepare()
+    assert len(cifar.read().images["train"]) == 20
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_is_unpacked(cifar, monkeypatch):
+    monkeypatch.setattr(CIFAR10, "archive", replace(CIFAR10.archive, md5="0" * 32))
+    with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz is damaged or another file: its"):
+        cifar.prepare()
+    assert names(cifar.root) == ["cifar-10-python.tar.gz"]
+
+
+def test_without_a_server_one_line_says_which_file_to_put_where(cifar, monkeypatch):
+    nowhere = replace(CIFAR10.archive, url="http://127.0.0.1:1/cifar-10-python.tar.gz")
+    monkeypatch.setattr(CIFAR10, "archive", nowhere)
+    with pytest.raises(ConnectionError) as error:
+        cifar.prepare()
+    message = str(error.value)
+    assert message.startswith("cannot download http://127.0.0.1:1/cifar-10-python.tar.gz (")
+    assert message.endswith(f"put that file into {cifar.root} yourself")
+    assert "\n" not in message
+
+
+def test_a_file_that_the_server_does_not_have_is_one_line(cifar, published):
+    (published[0] / "cifar-10-python.tar.gz").unlink()
+    with pytest.raises(ConnectionError, match=r"HTTP Error 404"):
+        cifar.prepare()
+
+
+def test_without_leave_to_download_one_line_says_what_to_put_where(cifar):
+    with pytest.raises(FileNotFoundError, match=r"put cifar-10-python.tar.gz from http"):
+        replace(cifar, download=False).prepare()
+
+
+def test_an_incomplete_folder_is_named_and_not_taken_for_the_dataset(cifar):
+    (cifar.root / "cifar-10-batches-py").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"cifar-10-batches-py lacks batches.meta; remove that"):
+        cifar.prepare()
+
+
+def test_a_zip_is_unpacked_too(published, write_dataset, packed, tmp_path, monkeypatch):
+    folder, address = published
+    path = packed(
+        write_dataset("tiny_imagenet", tmp_path / "made"), folder / "tiny-imagenet-200.zip"
+    )
+    archive = replace(TinyImageNet.archive, url=f"{address}/{path.name}", md5=md5(path))
+    monkeypatch.setattr(TinyImageNet, "archive", archive)
+    tiny = TinyImageNet(root=tmp_path / "root", download=True)
+    tiny.prepare()
+    assert len(tiny.read().images["train"]) == 6

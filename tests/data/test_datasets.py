@@ -1,0 +1,105 @@
+"""The contract that every dataset keeps; a new config or file is tested the moment it exists."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import vitrail.data.datasets
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+WITH_FILES = [name for name in NAMES if "root" in OmegaConf.load(CONFIGS / f"{name}.yaml")]
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def on_disk(name, build, config, write_dataset, tmp_path):
+    """The dataset of a config, with its files in place."""
+    write_dataset(name, tmp_path)
+    root = [f"data.root={tmp_path}"] if "root" in config(name) else []
+    return build(name, *root).dataset
+
+
+def test_every_dataset_file_has_a_config():
+    targets = [OmegaConf.load(path).dataset._target_ for path in CONFIGS.glob("*.yaml")]
+    files = Path(vitrail.data.datasets.__file__).parent.glob("[a-z]*.py")
+    assert {target.split(".")[-2] for target in targets} == {path.stem for path in files}
+
+
+def test_building_reads_nothing(name, build, config, tmp_path):
+    absent = tmp_path / "absent"
+    build(name, *([f"data.root={absent}"] if "root" in config(name) else []))
+    assert not absent.exists()
+
+
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_missing_files_are_one_line_that_says_what_to_put_where(name, build, tmp_path):
+    data = build(name, f"data.root={tmp_path / 'absent'}")
+    with pytest.raises(FileNotFoundError) as error:
+        data.setup("fit")
+    assert str(tmp_path / "absent") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_number_the_classes_and_splits_have_known_names(on_disk):
+    on_disk.prepare()
+    classes, splits = on_disk.read()
+    assert len(set(classes)) == len(classes) > 1
+    assert set(splits) <= {"train", "val", "test", "all"}
+    for images in splits.values():
+        assert len(images) > 0
+        assert images.labels.dtype == torch.int64
+        assert images.labels.min() >= 0
+        assert images.labels.max() < len(classes)
+
+
+def test_pixels_are_three_uint8_channels(on_disk):
+    on_disk.prepare()
+    for images in on_disk.read().images.values():
+        pixels = images.pixels(0)
+        assert pixels.dtype == torch.uint8
+        assert pixels.ndim == 3
+        assert pixels.shape[0] == 3
+
+
+def test_reading_twice_gives_the_same_images_in_the_same_order(on_disk):
+    on_disk.prepare()
+    first, second = on_disk.read(), on_disk.read()
+    assert first.classes == second.classes
+    for split, images in first.images.items():
+        assert torch.equal(images.labels, second.images[split].labels)
+        last = len(images) - 1
+        assert torch.equal(images.pixels(last), second.images[split].pixels(last))
+
+
+def test_every_config_names_the_same_knobs():
+    configs = {path.stem: OmegaConf.load(path) for path in CONFIGS.glob("*.yaml")}
+    shared = set(configs["cifar10"]) - {"root"}
+    for config in configs.values():
+        assert set(config) - {"root"} == shared
+        assert set(config.augment) == set(configs["cifar10"].augment)
+
+
+def test_digits_are_stretched_to_the_whole_range_and_repeated_in_three_channels(build):
+    classes, splits = build("digits").dataset.read()
+    assert classes == tuple("0123456789")
+    train = splits["train"].source
+    assert (int(train.min()), int(train.max())) == (0, 255)
+    assert torch.equal(train[:, 0], train[:, 2])
+    assert {split: len(images) for split, images in splits.items()} == {"train": 1438, "test": 359}
+
+
+def test_synthetic_images_are_of_any_size_and_their_classes_can_be_told_apart(build):
+    data = build("synthetic", "data.image_size=[9,14]", "data.dataset.num_classes=3")
+    splits = data.dataset.read()
+    train, test = splits.images["train"], splits.images["test"]
+    assert train.source.shape == (2048, 3, 9, 14)
+    means = torch.stack([train.source[train.labels == label].float().mean(0) for label in range(3)])
+    distance = (test.source.float()[:, None] - means).flatten(2).norm(dim=2)
+    assert (distance.argmin(1) == test.labels).float().mean() > 0.99

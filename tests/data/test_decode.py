@@ -1,0 +1,163 @@
+"""From any image file to RGB pixels, or to an error that names it."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data.decode import UnreadableImage, decode, look_at
+
+
+def as_tensor(pixels: np.ndarray) -> torch.Tensor:
+    """(h, w, 3) -> (3, h, w)."""
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+@pytest.fixture
+def photo() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_stands_as_its_orientation_says(orientation, photo, tmp_path):
+    turned = {
+        1: photo,
+        2: photo[:, ::-1],
+        3: photo[::-1, ::-1],
+        4: photo[::-1],
+        5: photo.transpose(1, 0, 2),
+        6: photo.transpose(1, 0, 2)[:, ::-1],
+        7: photo.transpose(1, 0, 2)[::-1, ::-1],
+        8: photo.transpose(1, 0, 2)[::-1],
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(photo).save(tmp_path / "tagged.png", exif=exif)
+    assert torch.equal(decode(str(tmp_path / "tagged.png")), as_tensor(turned.copy()))
+
+
+def test_a_jpeg_on_its_side_equals_the_one_that_was_turned(tmp_path):
+    lying = Image.new("RGB", (4, 3), (200, 30, 60))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    lying.save(tmp_path / "lying.jpg", exif=exif)
+    lying.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.jpg")
+    standing = decode(str(tmp_path / "lying.jpg"))
+    assert standing.shape == (3, 4, 3)
+    assert torch.equal(standing, decode(str(tmp_path / "turned.jpg")))
+
+
+def saved(image: Image.Image, path, **options) -> torch.Tensor:
+    image.save(path, **options)
+    return decode(str(path))
+
+
+def test_grey_is_copied_to_three_channels(photo, tmp_path):
+    grey = np.ascontiguousarray(photo[:, :, 0])
+    expected = as_tensor(np.stack([grey] * 3, axis=2))
+    assert torch.equal(saved(Image.fromarray(grey), tmp_path / "grey.png"), expected)
+
+
+def test_black_and_white_is_0_and_255(photo, tmp_path):
+    white = photo[:, :, 0] > 127
+    pixels = saved(Image.fromarray(white), tmp_path / "bits.png")
+    assert torch.equal(pixels, torch.from_numpy(white * np.uint8(255)).expand(3, -1, -1))
+
+
+def test_of_16_bits_the_upper_eight_count(photo, tmp_path):
+    deep = photo[:, :, 0].astype(np.uint16) * 256 + 77
+    for name in ("deep.png", "deep.tif"):
+        pixels = saved(Image.fromarray(deep), tmp_path / name)
+        assert torch.equal(pixels, torch.from_numpy(photo[:, :, 0].copy()).expand(3, -1, -1))
+
+
+def test_a_palette_is_looked_up(photo, tmp_path):
+    palette = Image.fromarray(photo).quantize(16)
+    expected = np.asarray(palette.convert("RGB")).copy()
+    assert torch.equal(saved(palette, tmp_path / "palette.png"), as_tensor(expected))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparent_pixels_lie_on_white_whatever_is_hidden_in_them(mode, photo, tmp_path):
+    image = Image.fromarray(photo).convert(mode)
+    image.putalpha(Image.fromarray(np.full((12, 16), 0, np.uint8)))
+    assert saved(image, tmp_path / "clear.png").unique().tolist() == [255]
+    image.putalpha(Image.fromarray(np.full((12, 16), 255, np.uint8)))
+    opaque = np.asarray(image.convert("RGB")).copy()
+    assert torch.equal(saved(image, tmp_path / "opaque.png"), as_tensor(opaque))
+
+
+def test_half_transparent_black_is_grey(tmp_path):
+    image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
+    assert saved(image, tmp_path / "half.png").unique().tolist() == [127]
+
+
+def test_the_transparent_entry_of_a_palette_is_white(tmp_path):
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putdata([0, 1])
+    pixels = saved(image, tmp_path / "palette.png", transparency=0)
+    assert pixels[:, 0].T.tolist() == [[255, 255, 255], [40, 50, 60]]
+
+
+def test_cmyk_becomes_rgb(tmp_path):
+    pixels = saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), tmp_path / "red.jpg", quality=100)
+    red, green, blue = pixels.float().mean((1, 2))
+    assert red > 250
+    assert max(green, blue) < 5
+
+
+def test_the_first_frame_of_a_film_is_taken(tmp_path):
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    pixels = saved(frames[0], tmp_path / "film.gif", save_all=True, append_images=frames[1:])
+    assert pixels[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_floating_point_pixels_are_refused(tmp_path):
+    Image.new("F", (4, 4)).save(tmp_path / "depth.tif")
+    with pytest.raises(UnreadableImage, match=r"depth.tif \(its pixels are floating-point"):
+        decode(str(tmp_path / "depth.tif"))
+
+
+FORMATS = (
+    "photo.jpg",
+    "photo.png",
+    "photo.bmp",
+    "photo.gif",
+    "photo.webp",
+    "photo.tif",
+    "photo.ppm",
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_whole_file_passes_the_look(name, paint, tmp_path):
+    look_at(str(paint(tmp_path / name, 64, 48)))
+
+
+@pytest.mark.parametrize("read", [decode, look_at])
+@pytest.mark.parametrize("name", FORMATS)
+def test_half_a_file_is_an_error_with_its_path_and_no_pixels(name, read, paint, tmp_path):
+    path = paint(tmp_path / name, 64, 48)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnreadableImage) as error:
+        read(str(path))
+    assert str(error.value).startswith(f"{path} (")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("read", [decode, look_at])
+@pytest.mark.parametrize("content", [b"", b"I am text, not an image"])
+def test_what_is_no_image_is_an_error_with_its_path(content, read, tmp_path):
+    path = tmp_path / "note.jpg"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableImage, match=r"note.jpg \(not in any known image format\)"):
+        read(str(path))
+
+
+def test_a_whole_photograph_with_something_behind_its_end_is_readable(paint, tmp_path):
+    path = paint(tmp_path / "photo.jpg", 64, 48)
+    path.write_bytes(path.read_bytes() + b"a camera's own notes")
+    look_at(str(path))
+    assert decode(str(path)).shape == (3, 64, 48)
