@@ -175,7 +175,7 @@ def head_width(dim: int, heads: int) -> int:
     if heads > 0 and dim > 0 and dim % heads == 0:
         return dim // heads
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
-    near = sorted(sorted(divisors, key=lambda n: abs(n - heads))[:3])
+    near = sorted(sorted(divisors, key=lambda n: (abs(n - heads), -n))[:3])
     if not near:
         raise ValueError(f"dim={dim} is no width; use a positive dim")
     *others, last = map(str, near)

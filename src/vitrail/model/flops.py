@@ -15,7 +15,7 @@ def forward_flops(network: nn.Module, image_size: tuple[int, int]) -> int:
 
     `network` must lie on the meta device. image_size is (height, width) in pixels.
     """
-    network = deepcopy(network).eval()
+    network = deepcopy(network).eval().requires_grad_(False)
     for module in network.modules():
         if isinstance(module, MultiHeadAttention2d | AttentionPool):
             # No kernel runs on the meta device, and the formula costs the same by any of them.

@@ -7,6 +7,7 @@ A backend states what it can do (`capabilities`), says why it cannot serve a req
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -178,6 +179,13 @@ def resolve(request: Request, backend: str | Backend) -> Backend:
         way_out = f"{', '.join(able)} can" if able else "no backend can"
         raise Refused(f"backend={backend.name} cannot {' or '.join(lacks)}; {way_out}")
     return backend
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """A context in which nothing is cast; the meta device, which counts operations, knows no autocast."""
+    if torch.amp.is_autocast_available(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,7 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Kernels, Request
+from vitrail.attention.backends import (
+    EVERYWHERE,
+    Backend,
+    Capability,
+    Kernels,
+    Request,
+    without_autocast,
+)
 from vitrail.attention.mask import Mask
 
 
@@ -39,7 +46,7 @@ class Reference(Backend):
         )
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)
             weights = F.dropout(weights, dropout_p)
             return (weights @ v.to(weights.dtype)).to(q.dtype)

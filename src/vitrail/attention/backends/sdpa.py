@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -19,10 +20,15 @@ class Sdpa(Backend):
         return Kernels(required=frozenset({"aten::scaled_dot_product_attention"}))
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+        bias = mask.additive(bias, q.dtype)
+        if bias is not None and not torch.is_grad_enabled():
+            bias = (
+                bias.detach()
+            )  # flash on CPU refuses a learned bias even where nothing is recorded
         # Entered here and not around the model: a context outside a compiled graph does not force the kernel.
         with nullcontext() if self.pinned is None else sdpa_kernel(self.pinned):
             return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask.additive(bias, q.dtype), dropout_p=dropout_p, scale=scale
+                q, k, v, attn_mask=bias, dropout_p=dropout_p, scale=scale
             )
 
 

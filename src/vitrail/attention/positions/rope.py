@@ -52,9 +52,8 @@ def mixed_frequencies(heads: int, width: int, temperature: float) -> Tensor:
 
 def rotate_both(q: Tensor, k: Tensor, grid: Grid, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """q and k, (B, h, N, d) each, turned by (2, 1|h, d/2) frequencies in at least fp32."""
-    with torch.autocast(q.device.type, enabled=False):
-        angles = angles_on(grid, frequencies)
-        return turn(q, angles), turn(k, angles)
+    angles = angles_on(grid, frequencies)  # products and waves, none of which autocast casts
+    return turn(q, angles), turn(k, angles)
 
 
 class AxialRotation(LayerPosition):
@@ -103,7 +102,8 @@ class RopeMixed(Position):
 
 def _check(width: int) -> None:
     if width % 4:
+        below = width // 4 * 4
         raise ValueError(
             f"position=rope turns pairs by row and by column, so 4 must divide the head width and {width} "
-            f"is not a multiple; use head width {max(4, width // 4 * 4)} or {width // 4 * 4 + 4}"
+            f"is not a multiple; use head width {f'{below} or ' if below else ''}{below + 4}"
         )

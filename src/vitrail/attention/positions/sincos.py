@@ -13,9 +13,10 @@ from vitrail.attention.positions import Position
 def sincos_table(grid: Grid, dim: int, temperature: float, device: torch.device | None) -> Tensor:
     """(N, dim) fp32: [sin, cos] of the column, then of the row, at dim/4 frequencies; prefix rows are 0."""
     if dim % 4:
+        below = dim // 4 * 4
         raise ValueError(
             f"position=sincos needs a dim that 4 divides and dim={dim} is not one; "
-            f"use {dim // 4 * 4} or {dim // 4 * 4 + 4}"
+            f"use {f'{below} or ' if below else ''}{below + 4}"
         )
     rows, cols = grid.coordinates(device)
     frequency = temperature ** -(torch.arange(dim // 4, device=device).float() / (dim // 4))

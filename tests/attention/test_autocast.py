@@ -1,0 +1,63 @@
+"""Halves and autocast: near fp32 and never NaN, whatever the mask."""
+
+import pytest
+import torch
+
+from vitrail.attention import Grid, MultiHeadAttention2d, backends
+from vitrail.attention.positions.rope import Rope
+
+GRID = Grid(3, 5, 1)
+
+each_backend = pytest.mark.parametrize("backend", backends.names())
+
+
+def masks() -> dict[str, dict]:
+    """What a call may be given: rows with one visible key and rows with none are among them."""
+    torch.manual_seed(1)
+    tokens = GRID.tokens
+    mask = torch.rand(tokens, tokens) > 0.4
+    mask[0] = False
+    mask[1] = False
+    mask[1, 3] = True
+    real = torch.rand(2, 3, 5) > 0.4
+    bias = torch.randn(1, 3, tokens, tokens)
+    return {
+        "none": {},
+        "padding": {"padding": real},
+        "mask": {"mask": mask},
+        "bias": {"bias": bias},
+        "bias with -inf": {"bias": bias.masked_fill(~mask, float("-inf"))},
+        "all": {"padding": real, "mask": mask, "bias": bias},
+    }
+
+
+@each_backend
+@pytest.mark.parametrize("given", masks().values(), ids=masks().keys())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_stays_near_fp32_and_finite(backend, given, dtype):
+    torch.manual_seed(0)
+    layer = MultiHeadAttention2d(12, 3, backend=backend, qk_norm=True, position=Rope())
+    x = torch.randn(2, GRID.tokens, 12, requires_grad=True)
+    expected = layer(x, GRID, **given)
+    with torch.autocast("cpu", dtype=dtype):
+        out = layer(x, GRID, **given)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=0)
+    for gradient in torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()]):
+        assert torch.isfinite(gradient).all()
+
+
+@each_backend
+@pytest.mark.parametrize("given", masks().values(), ids=masks().keys())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_layer_cast_to_halves_stays_near_fp32_and_finite(backend, given, dtype):
+    torch.manual_seed(0)
+    layer = MultiHeadAttention2d(12, 3, backend=backend, qk_norm=True, position=Rope())
+    x = torch.randn(2, GRID.tokens, 12)
+    expected = layer(x, GRID, **given)
+    layer = layer.to(dtype)
+    out = layer(x.to(dtype), GRID, **given)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=0)
+    for gradient in torch.autograd.grad(out.float().square().sum(), list(layer.parameters())):
+        assert torch.isfinite(gradient).all()

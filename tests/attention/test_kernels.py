@@ -1,0 +1,84 @@
+"""The profiler sees the kernel that a backend promises, and none that it rules out."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from vitrail.attention import Grid, Mask, attend, backends
+from vitrail.attention.backends import Request
+
+from .cases import BATCH, HEADS, KINDS, WIDTH, mask_and_bias
+
+GRID = Grid(3, 5, 1)
+
+# What a backend's own promise must hold at least on a CPU, so that an empty one fails.
+ON_CPU = {
+    "eager": {"aten::bmm", "aten::_softmax"},
+    "reference": {"aten::bmm", "aten::_softmax"},
+    "sdpa": {"aten::scaled_dot_product_attention"},
+    "sdpa_flash": {"aten::_scaled_dot_product_flash_attention_for_cpu"},
+    "sdpa_math": {"aten::_scaled_dot_product_attention_math"},
+}
+FUSED = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_attention_math",
+}
+
+
+def seen_while(call) -> set[str]:
+    """The names of all operations that torch runs during the call."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    return {event.key for event in profiler.key_averages()}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.learned])
+@pytest.mark.parametrize("backend", backends.names())
+def test_the_promised_kernel_runs_and_no_other(backend, kind, backward):
+    torch.manual_seed(0)
+    mask, bias = mask_and_bias(KINDS[kind], GRID, torch.float32)
+    q, k, v = torch.randn(3, BATCH, HEADS, GRID.tokens, WIDTH, requires_grad=backward)
+    request = Request.of(q, k, v, mask, bias, 0.0)
+    kernels = backends.load(backend).kernels(request)
+    seen = seen_while(lambda: attend(q, k, v, mask=mask, bias=bias, backend=backend))
+    assert kernels.required <= seen
+    assert not kernels.forbidden & seen
+    assert ON_CPU.get(backend, set()) <= seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", backends.names())
+def test_the_promised_kernel_runs_in_every_dtype_under_autocast_too(backend, dtype):
+    q, k, v = torch.randn(3, BATCH, HEADS, GRID.tokens, WIDTH).to(dtype)
+    request = Request.of(q, k, v, Mask(), None, 0.0)
+    kernels = backends.load(backend).kernels(request)
+
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            attend(q, k, v, backend=backend)
+
+    seen = seen_while(call)
+    assert kernels.required <= seen
+    assert not kernels.forbidden & seen
+
+
+@pytest.mark.parametrize("backend", backends.names())
+def test_a_promise_names_at_least_one_kernel(backend):
+    request = Request("cpu", torch.float32, batch=1, heads=1, queries=4, keys=4, width=8)
+    kernels = backends.load(backend).kernels(request)
+    assert kernels.required
+    assert not kernels.required & kernels.forbidden
+
+
+@pytest.mark.parametrize(
+    "backend, other",
+    [
+        ("sdpa_flash", "aten::_scaled_dot_product_attention_math"),
+        ("sdpa_math", "aten::_scaled_dot_product_flash_attention_for_cpu"),
+    ],
+)
+def test_a_pinned_kernel_shuts_the_other_one_out(backend, other):
+    q, k, v = torch.randn(3, BATCH, HEADS, GRID.tokens, WIDTH)
+    assert other in FUSED
+    assert other not in seen_while(lambda: attend(q, k, v, backend=backend))

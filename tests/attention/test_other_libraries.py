@@ -1,0 +1,62 @@
+"""With copied weights the layer equals timm's Attention and torch's MultiheadAttention."""
+
+from functools import partial
+
+import pytest
+import torch
+from timm.layers import Attention as TimmAttention
+from torch import nn
+
+from vitrail.attention import Grid, MultiHeadAttention2d, backends
+
+DIM, HEADS, GRID = 24, 4, Grid(3, 5)
+
+each_backend = pytest.mark.parametrize("backend", backends.names())
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
+
+
+@each_backend
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_timms_attention_has_the_same_state_dict_and_the_same_outputs(backend, qk_norm, qkv_bias):
+    torch.manual_seed(0)
+    theirs = TimmAttention(
+        DIM,
+        HEADS,
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+    )
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    ours = MultiHeadAttention2d(DIM, HEADS, backend=backend, qkv_bias=qkv_bias, qk_norm=qk_norm)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    x = torch.randn(2, GRID.tokens, DIM)
+    mask = torch.rand(2, HEADS, GRID.tokens, GRID.tokens) > 0.4
+    close(ours(x, GRID), theirs(x))
+    close(ours(x, GRID, mask=mask), theirs(x, attn_mask=mask))
+
+
+@each_backend
+def test_torchs_multihead_attention_is_equal_once_its_masks_are_inverted(backend):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+    ours = MultiHeadAttention2d(DIM, HEADS, backend=backend)
+    with torch.no_grad():
+        nn.init.normal_(theirs.in_proj_bias)
+        ours.qkv.weight.copy_(theirs.in_proj_weight)
+        ours.qkv.bias.copy_(theirs.in_proj_bias)
+        ours.proj.load_state_dict(theirs.out_proj.state_dict())
+    real = torch.rand(2, GRID.rows, GRID.cols) > 0.4
+    mask = torch.rand(GRID.tokens, GRID.tokens) > 0.4
+    real[:, 0, 0] = True
+    mask[:, 0] = True
+    x = torch.randn(2, GRID.tokens, DIM) * real.flatten(1)[..., None]
+    expected, _ = theirs(
+        x, x, x, key_padding_mask=~real.flatten(1), attn_mask=~mask, need_weights=False
+    )
+    close(ours(x, GRID, padding=real, mask=mask), expected)

@@ -1,0 +1,170 @@
+"""What every position of the folder's listing must do, whatever it does besides."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+from vitrail.attention import Grid, MultiHeadAttention2d, positions
+from vitrail.attention.positions import Position
+from vitrail.attention.positions.none import NoPosition
+
+DIM, HEADS = 24, 3
+FILES = sorted(module.name for module in pkgutil.iter_modules(positions.__path__))
+
+
+def recipes_of(file: str) -> list[type[Position]]:
+    module = importlib.import_module(f"{positions.__name__}.{file}")
+    return [
+        member
+        for member in vars(module).values()
+        if isinstance(member, type)
+        and issubclass(member, Position)
+        and member.__module__ == module.__name__
+    ]
+
+
+RECIPES = [recipe for file in FILES for recipe in recipes_of(file)]
+GRIDS = (Grid(1, 1), Grid(3, 5), Grid(3, 5, 1), Grid(7, 2, 5))
+
+each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+each_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
+
+
+class Model(torch.nn.Module):
+    """The two places where a position speaks: at the entrance and in one attention layer."""
+
+    def __init__(self, recipe: type[Position], grid: Grid, backend: str = "sdpa"):
+        super().__init__()
+        self.position = recipe().for_grid(grid)
+        self.pos_embed = self.position.table(DIM)
+        self.attn = MultiHeadAttention2d(DIM, HEADS, position=self.position, backend=backend)
+
+    def forward(self, x: torch.Tensor, grid: Grid) -> torch.Tensor:
+        return self.attn(self.position.embed(x, self.pos_embed, grid), grid)
+
+
+def build(recipe: type[Position], grid: Grid) -> Model:
+    torch.manual_seed(0)
+    model = Model(recipe, grid)
+    if model.pos_embed is not None:
+        torch.nn.init.normal_(model.pos_embed)
+    return model
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_of_the_folder_holds_a_recipe(file):
+    assert recipes_of(file)
+
+
+@each_recipe
+@each_grid
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+def test_turning_keeps_shape_and_dtype_and_leaves_prefix_tokens_alone(recipe, grid, dtype):
+    layer = recipe().for_grid(grid).layer(HEADS, DIM // HEADS)
+    q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS).to(dtype)
+    for before, after in zip((q, k), layer.rotate(q, k, grid), strict=True):
+        assert after.shape == before.shape
+        assert after.dtype == dtype
+        assert torch.equal(after[:, :, : grid.prefix], before[:, :, : grid.prefix])
+
+
+@each_recipe
+@each_grid
+def test_turning_keeps_lengths(recipe, grid):
+    layer = recipe().for_grid(grid).layer(HEADS, DIM // HEADS)
+    q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS)
+    for before, after in zip((q, k), layer.rotate(q, k, grid), strict=True):
+        torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
+
+
+@each_recipe
+@each_grid
+def test_a_bias_is_none_or_one_number_a_head_and_pair(recipe, grid):
+    bias = recipe().for_grid(grid).layer(HEADS, DIM // HEADS).bias(grid)
+    assert bias is None or bias.shape == (1, HEADS, grid.tokens, grid.tokens)
+
+
+@each_recipe
+def test_a_recipe_is_a_value_that_telling_it_a_grid_does_not_change(recipe):
+    fresh = recipe()
+    told = fresh.for_grid(Grid(3, 5))
+    assert fresh == recipe()
+    assert hash(told) == hash(fresh.for_grid(Grid(3, 5)))
+
+
+@each_recipe
+def test_gradients_reach_every_parameter_of_a_position(recipe):
+    grid = Grid(3, 5, 1)
+    model = build(recipe, grid)
+    model(torch.randn(2, grid.tokens, DIM), grid).square().sum().backward()
+    plain = {name for name, _ in build(NoPosition, grid).named_parameters()}
+    for name, parameter in model.named_parameters():
+        if name not in plain:
+            assert torch.isfinite(parameter.grad).all()
+            assert parameter.grad.abs().max() > 0
+
+
+@each_recipe
+@pytest.mark.parametrize("grid", [Grid(3, 5), Grid(1, 15), Grid(5, 3), Grid(2, 9)], ids=str)
+def test_a_model_built_for_one_grid_runs_on_others(recipe, grid):
+    model = build(recipe, Grid(4, 4))
+    out = model(torch.randn(2, grid.tokens, DIM), grid)
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in RECIPES if recipe is not NoPosition], ids=lambda r: r.__name__
+)
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_position_tells_rows_apart_and_columns_too(recipe, axis):
+    grid = Grid(3, 5)
+    model = build(recipe, grid)
+    x = torch.randn(1, grid.tokens, DIM)
+
+    def rolled(tokens):
+        return tokens.unflatten(1, (3, 5)).roll(1, axis).flatten(1, 2)
+
+    assert not torch.allclose(model(rolled(x), grid), rolled(model(x, grid)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in RECIPES if recipe is not NoPosition], ids=lambda r: r.__name__
+)
+def test_a_position_tells_a_map_from_its_transpose(recipe):
+    grid = Grid(4, 4)
+    model = build(recipe, grid)
+    x = torch.randn(1, grid.tokens, DIM)
+
+    def turned(tokens):
+        return tokens.unflatten(1, (4, 4)).transpose(1, 2).flatten(1, 2)
+
+    assert not torch.allclose(model(turned(x), grid), turned(model(x, grid)), atol=1e-4)
+
+
+def test_no_position_tells_nothing():
+    grid = Grid(3, 5)
+    model = build(NoPosition, grid)
+    x = torch.randn(1, grid.tokens, DIM)
+    order = torch.randperm(15)
+    torch.testing.assert_close(
+        model(x[:, order], grid), model(x, grid)[:, order], atol=1e-6, rtol=0
+    )
+
+
+@each_recipe
+def test_two_models_of_one_seed_are_equal(recipe):
+    first, second = build(recipe, Grid(3, 5)), build(recipe, Grid(3, 5))
+    for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@each_recipe
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+def test_the_formula_runs_on_the_meta_device_where_operations_are_counted(recipe, backend):
+    with torch.device("meta"):
+        model = Model(recipe, Grid(3, 5), backend)
+        assert model(torch.empty(1, 15, DIM), Grid(3, 5)).shape == (1, 15, DIM)

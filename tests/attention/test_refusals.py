@@ -1,0 +1,170 @@
+"""A backend that is named runs or raises; the sentence says what clashes and what would work."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from vitrail.attention import attend, backends
+from vitrail.attention.backends import Capability, Refused, Request, resolve
+
+CPU = Request("cpu", torch.float32, batch=2, heads=3, queries=16, keys=16, width=8)
+AMPERE = dataclasses.replace(CPU, device="cuda", dtype=torch.bfloat16, compute=(8, 0))
+
+
+def changed(request: Request, **changes) -> Request:
+    return dataclasses.replace(request, **changes)
+
+
+def test_the_five_backends_are_there():
+    assert {"eager", "reference", "sdpa", "sdpa_flash", "sdpa_math"} <= set(backends.names())
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_a_backend_goes_by_the_name_of_its_file(name):
+    assert backends.load(name).name == name
+    assert backends.load(name) is backends.load(name)
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_resolve_returns_the_backend_that_was_named_and_no_other(name):
+    assert resolve(CPU, name) is backends.load(name)
+    assert resolve(CPU, backends.load(name)) is backends.load(name)
+
+
+@pytest.mark.parametrize("name", ["eager", "reference", "sdpa", "sdpa_math"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize("mask", ["none", "keys", "dense"])
+def test_the_general_backends_take_everything(name, device, mask):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        request = changed(
+            CPU,
+            device=device,
+            dtype=dtype,
+            mask=mask,
+            width=6,
+            bias=True,
+            bias_grad=True,
+            dropout=True,
+            compute=(7, 5) if device == "cuda" else None,
+        )
+        assert resolve(request, name).name == name
+
+
+@pytest.mark.parametrize(
+    "request_, clash",
+    [
+        (changed(CPU, dropout=True), "drop attention weights"),
+        (changed(CPU, bias=True, bias_grad=True), "give the gradient of a bias"),
+        (changed(CPU, device="mps"), "run on mps"),
+        (changed(AMPERE, mask="keys"), "honour a padding mask"),
+        (changed(AMPERE, mask="dense"), "honour an attention mask"),
+        (changed(AMPERE, bias=True), "add a bias to the scores"),
+        (changed(AMPERE, dtype=torch.float32), "compute in float32"),
+        (changed(AMPERE, dtype=torch.float64), "compute in float64"),
+        (changed(AMPERE, compute=(7, 5)), r"run on compute capability 7\.5"),
+        (changed(AMPERE, width=288), r"take head width 288 \(at most 256\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_flash_says_what_it_cannot_do_and_who_can(request_, clash):
+    with pytest.raises(Refused) as refusal:
+        resolve(request_, "sdpa_flash")
+    assert refusal.match(f"^backend=sdpa_flash cannot .*{clash}.*; .*reference.* can$")
+    assert "\n" not in str(refusal.value)
+    way_out = str(refusal.value).split("; ")[-1]
+    assert "sdpa_flash" not in way_out
+    for name in way_out.removesuffix(" can").split(", "):
+        assert resolve(request_, name).name == name
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CPU,
+        changed(CPU, mask="keys"),
+        changed(CPU, mask="dense", bias=True),
+        changed(CPU, dtype=torch.float64, width=6),
+        changed(CPU, bias=True, bias_grad=False, mask="dense"),
+        AMPERE,
+        changed(AMPERE, dtype=torch.float16, width=256),
+        changed(AMPERE, dropout=True),
+        changed(AMPERE, compute=(9, 0)),
+        changed(AMPERE, compute=(12, 0)),
+    ],
+    ids=str,
+)
+def test_flash_takes_what_its_kernel_takes(request_):
+    assert resolve(request_, "sdpa_flash").name == "sdpa_flash"
+
+
+def test_a_refusal_lists_every_clash_at_once():
+    request = changed(AMPERE, dtype=torch.float32, mask="dense", width=300)
+    with pytest.raises(Refused) as refusal:
+        resolve(request, "sdpa_flash")
+    for clash in ("float32", "an attention mask", "head width 300"):
+        assert clash in str(refusal.value)
+
+
+def test_resolving_reads_neither_tensors_nor_the_machine(monkeypatch):
+    # CUDA requests are decided on a machine that has none, and the same one always the same way.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", None)
+    request = changed(AMPERE, compute=(9, 0))
+    assert resolve(request, "sdpa_flash") is resolve(request, "sdpa_flash")
+    assert hash(request) == hash(changed(request))
+
+
+@pytest.mark.parametrize(
+    "misspelt, near",
+    [("refernce", "reference"), ("sdpa_flsh", "sdpa_flash"), ("egaer", "eager"), ("SDPA", None)],
+)
+def test_a_misspelt_backend_is_answered_with_the_near_name_and_all_names(misspelt, near):
+    with pytest.raises(ValueError, match=f"backend={misspelt} does not exist") as error:
+        backends.load(misspelt)
+    if near:
+        assert f"did you mean {near}?" in str(error.value)
+    for name in backends.names():
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "..mask", "reference.py", "__init__"])
+def test_nothing_but_a_file_of_the_folder_is_a_backend(name):
+    with pytest.raises(ValueError, match="does not exist"):
+        backends.load(name)
+
+
+def test_permitted_are_exactly_those_that_resolve():
+    request = changed(CPU, dropout=True)
+    permitted = backends.permitted(request)
+    assert "sdpa_flash" not in permitted
+    for name in backends.names():
+        if name in permitted:
+            resolve(request, name)
+        else:
+            with pytest.raises(Refused):
+                resolve(request, name)
+
+
+def test_a_request_that_no_backend_can_serve_says_so(monkeypatch):
+    for name in backends.names():
+        monkeypatch.setattr(backends.load(name), "refuse", lambda _: ["do this"], raising=False)
+    with pytest.raises(Refused, match=r"^backend=eager cannot do this; no backend can$"):
+        resolve(CPU, "eager")
+
+
+def test_a_call_is_refused_as_its_request_is():
+    q = torch.randn(2, 3, 16, 8)
+    bias = torch.zeros(1, 3, 16, 16, requires_grad=True)
+    with pytest.raises(Refused, match="gradient of a bias"):
+        attend(q, q, q, bias=bias, backend="sdpa_flash")
+    with torch.no_grad():
+        attend(q, q, q, bias=bias, backend="sdpa_flash")
+    with pytest.raises(Refused, match="drop attention weights"):
+        attend(q, q, q, dropout_p=0.1, backend="sdpa_flash")
+
+
+def test_a_capability_lacks_nothing_by_default():
+    everything = changed(CPU, mask="dense", bias=True, bias_grad=True, dropout=True, width=4096)
+    assert Capability().missing(everything) == []
+    assert Capability(backward=False).missing(CPU) == ["compute gradients"]
+    assert Capability(backward=False).missing(changed(CPU, backward=False)) == []
