@@ -1,4 +1,4 @@
-"""From a config to the parts of a run, with the clashes between parts found before any data is read."""
+"""From a config to the parts of a run, clashes between parts found before any data is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ def device_of(accelerator: str) -> torch.device:
     wanted = {"auto": here, "gpu": "cuda" if here == "cpu" else here}.get(accelerator, accelerator)
     if wanted not in ("cpu", here):
         raise ValueError(
-            f"trainer.accelerator={accelerator} needs a {wanted} device and this machine has none; use trainer=cpu"
+            f"trainer.accelerator={accelerator} needs a {wanted} device and this machine has none; "
+            "use trainer=cpu"
         )
     return torch.device(wanted)
 
@@ -73,7 +74,7 @@ def build_network(config: DictConfig, num_classes: int) -> nn.Module:
 
 
 def outline(config: DictConfig) -> nn.Module:
-    """The model on the meta device, without weights: sizes that do not fit together are refused here."""
+    """The model on the meta device, without weights: sizes that do not fit are refused here."""
     with torch.device("meta"):
         return instantiate(
             config.model,
@@ -93,7 +94,7 @@ def plan(
     padded: bool,
     training: bool,
 ) -> dict[str, LayerPlan]:
-    """Each attention layer's request and backend by layer name; raises `Refused` for what cannot run.
+    """Each attention layer's request and backend by name; raises `Refused` for what cannot run.
 
     Empty for a model that is not ours: its attention is its own, and the receipt says so.
     """

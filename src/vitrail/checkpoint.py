@@ -19,7 +19,7 @@ KEY = "vitrail"  # marks a checkpoint as ours; holds the version that wrote it
 
 
 class BestAndLast(ModelCheckpoint):
-    """best.ckpt (highest val/acc, or the latest without validation) and last.ckpt in a run's folder.
+    """best.ckpt (highest val/acc, or the latest where nothing validates) and last.ckpt.
 
     When a person or the system stops the run, last.ckpt is written at the step that was reached.
     """
@@ -46,9 +46,9 @@ class BestAndLast(ModelCheckpoint):
 class SelfDescription(Callback):
     """Puts `description` (plain containers alone) into every checkpoint as its hyper-parameters.
 
-    Keys: vitrail (the version), config (resolved), recipe (the same with its interpolations, so that a
-    resumed run's overrides reach what follows from them), classes, mean, std, image_size, precision,
-    backends (layer -> name), environment, wandb_id.
+    Keys: vitrail (the version), config (resolved), recipe (the same with its interpolations, so
+    that a resumed run's overrides reach what follows from them), classes, mean, std, image_size,
+    precision, backends (layer -> name), environment, wandb_id.
     """
 
     def __init__(self, description: dict[str, Any]):
@@ -74,16 +74,16 @@ class Checkpoint:
     ) -> DictConfig:
         """The run's own config with this command's overrides, whose values lie in `composed`.
 
-        overrides: as typed; one that names a config group brings that whole group. Raises ValueError for
-        an experiment, which would replace the config that is to go on.
+        overrides: as typed; one that names a config group brings that whole group. Raises
+        ValueError for an experiment, which would replace the config that is to go on.
         """
         config = OmegaConf.create(self.description["recipe"])
         for override in overrides:
             key = override.lstrip("+~").partition("=")[0].partition("@")[0]
             if key == "experiment":
                 raise ValueError(
-                    f"{override} cannot be combined with ckpt_path={self.path}, which brings its own config; "
-                    "leave it out, or start a new run without ckpt_path"
+                    f"{override} cannot be combined with ckpt_path={self.path}, which brings its "
+                    "own config; leave it out, or start a new run without ckpt_path"
                 )
             if override.startswith("~"):
                 raise ValueError(
@@ -104,7 +104,7 @@ class Checkpoint:
             if own[name].shape != self.weights[name].shape
         ]
         differences = [
-            f"{kind} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+            f"{kind} {_some(names)}"
             for kind, names in (("missing", missing), ("unknown", unknown), ("shape", shapes))
             if names
         ]
@@ -119,7 +119,8 @@ class Checkpoint:
 def read(ckpt_path: str) -> Checkpoint:
     """The checkpoint at that path, loaded with `weights_only=True` onto the CPU.
 
-    Raises FileNotFoundError when there is none, ValueError when it cannot be read or was not written by vitrail.
+    Raises FileNotFoundError when there is none, ValueError when it cannot be read or was not
+    written by vitrail.
     """
     path = Path(ckpt_path).expanduser()
     if not path.is_file():
@@ -131,8 +132,8 @@ def read(ckpt_path: str) -> Checkpoint:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"ckpt_path={ckpt_path} cannot be read ({reason[:100]}); it is cut short or no checkpoint, "
-            "use another one of the run, such as last.ckpt"
+            f"ckpt_path={ckpt_path} cannot be read ({reason[:100]}); it is cut short or no "
+            "checkpoint: use another one of the run, such as last.ckpt"
         ) from error
     if not isinstance(content, dict) or KEY not in content.get("hyper_parameters", {}):
         raise ValueError(
@@ -151,3 +152,8 @@ def read(ckpt_path: str) -> Checkpoint:
         step=content["global_step"],
         averaged="averaging_state" in content,
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more

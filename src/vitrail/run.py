@@ -30,6 +30,7 @@ from vitrail.assemble import (
 )
 from vitrail.checkpoint import BestAndLast, Checkpoint, SelfDescription
 from vitrail.data.module import ImageData
+from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
 from vitrail.tracking import confusion, environment
 from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
@@ -42,7 +43,7 @@ from vitrail.training.precision import Hardware, choose
 from vitrail.training.progress import Progress
 from vitrail.training.throughput import Throughput
 
-# Lightning sets its own level when it is imported; its remarks on every start say less than the summary.
+# Lightning sets its own level when imported; its remarks on a start say less than the summary.
 logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
 
 say = rank_zero_only(print)
@@ -55,9 +56,9 @@ def train(
     overrides: Sequence[str],
     choices: Mapping[str, str | None],
 ) -> None:
-    """Train the model of `config`, or go on from `config.ckpt_path`, and evaluate the best checkpoint.
+    """Train the model of `config`, or go on from `config.ckpt_path`; evaluate the best checkpoint.
 
-    overrides and choices: this command's, as Hydra has them; they are applied to a resumed run's own config.
+    overrides and choices: this command's, as Hydra has them, for a resumed run's own config.
     Everything that the run makes lies in `run_dir`.
     """
     resumed = None
@@ -136,7 +137,8 @@ def train(
                 "model": _model_line(skeleton, network, data.image_size),
                 "attention": _attention_line(layers),
                 "precision": f"{precision} ({why_precision})",
-                "training": f"{steps:,} optimizer steps, batch {data.batch_size} x {trainer.world_size}",
+                "training": f"{steps:,} optimizer steps, "
+                f"batch {data.batch_size} x {trainer.world_size}",
                 "run folder": _shown(run_dir),
             }
         )
@@ -244,7 +246,8 @@ def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: s
     loggers.show_table(f"{split}/per_class", rows)
     top5 = f", top-5 {report['acc_top5']:.4f}" if "acc_top5" in report else ""
     print(
-        f"{split} accuracy {report['acc']:.4f}{top5}, loss {report['loss']:.6f}, {report['count']:,} images"
+        f"{split} accuracy {report['acc']:.4f}{top5}, loss {report['loss']:.6f}, "
+        f"{report['count']:,} images"
     )
 
 
@@ -256,7 +259,7 @@ def class_names(wanted: int | None, data: ImageData) -> tuple[str, ...]:
     if wanted < len(classes):
         raise ValueError(
             f"model.num_classes={wanted} is less than the {len(classes)} classes in "
-            f"{data.root or type(data.dataset).__name__}; leave it null to take as many as there are"
+            f"{data.root or type(data.dataset).__name__}; leave it null to take all"
         )
     return (*classes, *(f"unused {number}" for number in range(len(classes), wanted)))
 
@@ -306,11 +309,12 @@ def _steps(trainer: Trainer, data: ImageData) -> int:
 def _model_line(skeleton: nn.Module, network: nn.Module, image_size: tuple[int, int]) -> str:
     parameters = sum(parameter.numel() for parameter in network.parameters())
     flops = forward_flops(skeleton, image_size)
-    grid = getattr(network, "grid", None)
-    tokens = (
-        "" if grid is None else f", {grid.tokens} tokens ({grid.rows}x{grid.cols} + {grid.prefix})"
-    )
-    return f"{type(network).__name__}, {parameters / 1e6:.2f} M parameters, {flops / 1e9:.3f} GFLOPs an image{tokens}"
+    tokens = ""
+    if isinstance(network, ViT):
+        grid = network.grid
+        tokens = f", {grid.tokens} tokens ({grid.rows}x{grid.cols} + {grid.prefix})"
+    size = f"{parameters / 1e6:.2f} M parameters, {flops / 1e9:.3f} GFLOPs an image"
+    return f"{type(network).__name__}, {size}{tokens}"
 
 
 def _attention_line(layers: Mapping[str, LayerPlan]) -> str:
@@ -321,7 +325,7 @@ def _attention_line(layers: Mapping[str, LayerPlan]) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A path as one can paste it behind `key=`: relative when it lies below, quoted when it must be."""
+    """A path to paste behind `key=`: relative when it lies below, quoted when it must be."""
     path = path.resolve()
     here = Path.cwd()
     text = str(path.relative_to(here) if path.is_relative_to(here) else path)

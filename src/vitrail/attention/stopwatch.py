@@ -1,0 +1,61 @@
+"""Times of several functions that are compared fairly: in turn, many rounds, medians."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+import torch
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one function, round by round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The 10th and the 90th percentile."""
+        if len(self.seconds) == 1:
+            return self.seconds * 2
+        deciles = quantiles(self.seconds, n=10, method="inclusive")
+        return deciles[0], deciles[-1]
+
+
+def clock(device: str) -> float:
+    """Seconds, read when everything that was queued on the device is done."""
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def interleave(
+    functions: Mapping[str, Callable[[], object]],
+    *,
+    device: str,
+    rounds: int,
+    seconds: float = float("inf"),
+    read: Callable[[str], float] = clock,
+) -> dict[str, Times]:
+    """Time each function once a round, A B C A B C …, so that a slow moment of the machine meets all.
+
+    One round before the first warms up and is not counted. Stops after `rounds`, or with the round
+    in which `seconds` have passed, warm-up included; at least one round is always counted.
+    """
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    start = read(device)
+    for number in range(rounds + 1):
+        for name, function in functions.items():
+            before = read(device)
+            function()
+            passed = read(device) - before
+            if number > 0:
+                found[name].append(passed)
+        if number > 0 and read(device) - start > seconds:
+            break
+    return {name: Times(tuple(times)) for name, times in found.items()}

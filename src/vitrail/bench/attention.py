@@ -1,0 +1,97 @@
+"""Speed of the attention backends by themselves: forward, and forward with backward."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.attention import backends
+from vitrail.attention.backends import Request
+from vitrail.attention.sample import Sample
+from vitrail.attention.stopwatch import Times, interleave
+from vitrail.bench.results import show, write
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBench:
+    """Backends x shapes x dtypes x masks; within a combination, backends are timed in turn.
+
+    backends: names, None for all. shapes: (B, h, N, d) each. dtypes: torch's names. masks: `none`,
+    `keys` or `dense`. rounds: timed rounds of a combination. device: torch's device type.
+    A backend that cannot serve a combination becomes a row with the reason and without times.
+    """
+
+    backends: Sequence[str] | None
+    shapes: Sequence[Sequence[int]]
+    dtypes: Sequence[str]
+    masks: Sequence[str]
+    rounds: int
+    device: str
+
+    def run(self, folder: Path) -> None:
+        """Print a table a combination and write results.csv and results.json into the folder."""
+        rows = []
+        for shape, dtype, mask in product(self.shapes, self.dtypes, self.masks):
+            measured = self.measure(tuple(shape), dtype, mask)
+            show(measured, title=f"(B, h, N, d) = {tuple(shape)}, {dtype}, mask: {mask}")
+            rows += measured
+        write(folder, rows)
+
+    def measure(
+        self, shape: tuple[int, int, int, int], dtype: str, mask: str
+    ) -> list[dict[str, Any]]:
+        """One row a backend: the fastest forward+backward first, refused ones last."""
+        batch, heads, tokens, width = shape
+        request = Request(
+            device=self.device,
+            dtype=getattr(torch, dtype),
+            batch=batch,
+            heads=heads,
+            queries=tokens,
+            keys=tokens,
+            width=width,
+            mask=mask,
+        )
+        able = {}
+        refused = {}
+        for name in self.backends or backends.names():
+            backend = backends.load(name)
+            if lacks := backend.refuse(request):
+                refused[name] = f"cannot {' or '.join(lacks)}"
+            else:
+                able[name] = backend
+        trained, frozen = Sample.of(request), Sample.of(replace(request, backward=False))
+        both = self._time({name: _step(trained, one) for name, one in able.items()})
+        alone = self._time({name: _forward(frozen, one) for name, one in able.items()})
+        cell = {"batch": batch, "heads": heads, "tokens": tokens, "width": width}
+        cell |= {"dtype": dtype, "mask": mask, "device": self.device}
+        order = sorted(able, key=lambda name: both[name].median)
+        return [
+            *({"backend": n, **cell, **_figures(alone[n], both[n]), "refused": ""} for n in order),
+            *({"backend": n, **cell, **_BLANK, "refused": why} for n, why in refused.items()),
+        ]
+
+    def _time(self, functions: dict[str, Callable[[], object]]) -> dict[str, Times]:
+        return interleave(functions, device=self.device, rounds=self.rounds)
+
+
+def _step(sample: Sample, backend: backends.Backend) -> Callable[[], object]:
+    return lambda: sample.backward(sample.forward(backend))
+
+
+def _forward(sample: Sample, backend: backends.Backend) -> Callable[[], object]:
+    return lambda: sample.forward(backend)
+
+
+def _figures(forward: Times, both: Times) -> dict[str, float]:
+    return {
+        f"{name}_ms{suffix}": round(1000 * value, 4)
+        for name, times in (("forward", forward), ("forward_backward", both))
+        for suffix, value in zip(("", "_p10", "_p90"), (times.median, *times.band), strict=True)
+    }
+
+
+_BLANK = dict.fromkeys(_figures(Times((0.0,)), Times((0.0,))))
