@@ -6,7 +6,6 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, Mask, attend, backends
-from vitrail.attention.mask import token_padding
 
 
 class TokenPool(nn.Module):
@@ -28,7 +27,7 @@ class AveragePool(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query looks at all real tokens (timm's `AttentionPoolLatent`, with its names)."""
+    """One learned query looks at the real tokens on the map (timm's `AttentionPoolLatent`)."""
 
     def __init__(self, dim: int, heads: int, *, mlp_ratio: float, backend: str):
         super().__init__()
@@ -41,7 +40,8 @@ class AttentionPool(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
-        mask = Mask(padding=token_padding(padding, grid, x.shape[0]))
+        x = x[:, grid.prefix :]
+        mask = Mask(padding=None if padding is None else padding.flatten(1))
         q = rearrange(
             self.q(self.latent.expand(len(x), -1, -1)), "b n (h d) -> b h n d", h=self.heads
         )

@@ -82,6 +82,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         ValueError,
         LookupError,
         EOFError,
+        OSError,
     ) as error:
         raise ValueError(
             f"pretrained={path} cannot be read as weights ({type(error).__name__}); "

@@ -1,5 +1,7 @@
 """Any timm model in vitrail's harness, as a baseline that keeps timm's own attention."""
 
+from difflib import get_close_matches
+
 import timm
 from torch import nn
 
@@ -14,8 +16,8 @@ def create(
 ) -> nn.Module:
     """`timm.create_model(name)` for images of `image_size` pixels; near names are offered for a wrong one."""
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name.split('_')[0]}*")[:3]
-        hint = f"; there are {', '.join(near)} …" if near else ""
+        near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"; near it are {', '.join(near)}" if near else ""
         raise ValueError(f"model.name={name} is no timm model{hint} (timm.list_models() lists all)")
     arch, _, tag = name.partition(".")
     if tag and name not in (tagged := timm.list_models(f"{arch}.*", include_tags=True)):

@@ -1,0 +1,32 @@
+"""A vision transformer small enough to test, with weights that all matter."""
+
+import torch
+from torch import nn
+
+from vitrail.model import ViT
+
+SIZES = {
+    "image_size": (24, 32),
+    "patch_size": 8,
+    "dim": 24,
+    "depth": 2,
+    "heads": 3,
+    "num_classes": 5,
+}
+
+
+def small_vit(**changes) -> ViT:
+    """Equal weights for equal arguments, none of them so small that it would not show."""
+    torch.manual_seed(0)
+    model = ViT(**(SIZES | changes))
+    shake(model)
+    return model.eval()
+
+
+def shake(model: nn.Module) -> None:
+    """Give every parameter values that show in the output, whatever it was initialised to."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 0.2 if parameter.ndim == 1 else 0.5 * parameter.shape[-1] ** -0.5
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)

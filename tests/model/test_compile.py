@@ -1,0 +1,51 @@
+"""torch.compile takes the whole model as one graph and changes no logit and no gradient."""
+
+import pytest
+import torch
+
+from vitrail.attention import backends
+from vitrail.attention.positions.rope import RopeMixed
+
+from .small import small_vit
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def check(compiled_with: str, padded: bool, **options) -> None:
+    torch.manual_seed(0)
+    model = small_vit(**options)
+    images = torch.randn(2, 3, 24, 32)
+    real = torch.ones(2, 24, 32, dtype=torch.bool)
+    real[0, :, 16:] = False
+    sides = []
+    for call in (model, torch.compile(model, fullgraph=True, backend=compiled_with)):
+        model.zero_grad()
+        logits = call(images, real if padded else None)
+        logits.square().sum().backward()
+        sides.append([logits, *(parameter.grad for parameter in model.parameters())])
+    for plain, compiled in zip(*sides, strict=True):
+        torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg", "map"])
+def test_the_model_is_one_graph_without_breaks(pool):
+    check("aot_eager", True, pool=pool, depth=1, registers=2, layer_scale=0.1)
+
+
+def test_a_model_compiled_in_place_keeps_its_names():
+    model = small_vit()
+    names = list(model.state_dict())
+    model.compile()
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("backend", backends.names())
+def test_a_compiled_model_equals_itself_forward_and_backward(backend, padded):
+    check("inductor", padded, backend=backend, depth=1, position=RopeMixed(), pool="avg")

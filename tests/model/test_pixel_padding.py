@@ -1,0 +1,164 @@
+"""A padding mask on pixels: what lies in padding is as if it were not there."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitrail.attention import backends
+from vitrail.attention.positions.none import NoPosition
+from vitrail.attention.positions.rope import Rope, RopeMixed
+from vitrail.attention.positions.sincos import SinCos
+from vitrail.model.vit import real_patches
+
+from .small import small_vit
+
+FREE = {"none": NoPosition(), "sincos": SinCos(), "rope": Rope(), "rope_mixed": RopeMixed()}
+
+each_backend = pytest.mark.parametrize("backend", backends.names())
+each_pool = pytest.mark.parametrize("pool", ["token", "avg", "map"])
+
+
+def padded(images: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images in the top left corner of larger ones full of rubbish, and which pixels are real."""
+    batch, _, rows, cols = images.shape
+    canvas = torch.randn(batch, 3, height, width) * 100
+    canvas[:, :, :rows, :cols] = images
+    real = torch.zeros(batch, height, width, dtype=torch.bool)
+    real[:, :rows, :cols] = True
+    return canvas, real
+
+
+@each_pool
+@each_backend
+@pytest.mark.parametrize("position", FREE.values(), ids=FREE.keys())
+def test_a_padded_image_equals_itself_without_padding(position, backend, pool):
+    model = small_vit(position=position, backend=backend, pool=pool, registers=2)
+    images = torch.randn(2, 3, 16, 24)
+    canvas, real = padded(images, 32, 40)
+    torch.testing.assert_close(model(canvas, real), model(images), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_images_of_different_sizes_share_a_batch(class_token):
+    model = small_vit(position=Rope(), pool="avg", class_token=class_token)
+    wide, tall = torch.randn(1, 3, 8, 32), torch.randn(1, 3, 24, 16)
+    batch = [padded(image, 24, 32) for image in (wide, tall)]
+    canvas, real = (torch.cat(parts) for parts in zip(*batch, strict=True))
+    expected = torch.cat([model(wide), model(tall)])
+    torch.testing.assert_close(model(canvas, real), expected, atol=1e-5, rtol=0)
+
+
+def test_an_image_that_ends_inside_a_patch_equals_itself_filled_up_with_zeros():
+    model = small_vit(position=SinCos())
+    images = torch.randn(2, 3, 13, 21)
+    canvas, real = padded(images, 32, 40)
+    filled = torch.nn.functional.pad(images, (0, 3, 0, 3))
+    torch.testing.assert_close(model(canvas, real), model(filled), atol=1e-5, rtol=0)
+
+
+@each_pool
+@each_backend
+@pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 1e30])
+def test_rubbish_in_padding_reaches_no_logit_and_no_gradient(backend, pool, rubbish):
+    model = small_vit(backend=backend, pool=pool, registers=2, qk_norm=True, layer_scale=0.1)
+    images = torch.randn(3, 3, 24, 32)
+    real = torch.ones(3, 24, 32, dtype=torch.bool)
+    real[0, :, 20:] = False
+    real[1] = False
+    sides = []
+    for filling in (0.0, rubbish):
+        model.zero_grad()
+        leaf = images.masked_fill(~real[:, None], filling).requires_grad_()
+        logits = model(leaf, real)
+        logits.square().sum().backward()
+        sides.append([logits, leaf.grad, *(p.grad.clone() for p in model.parameters())])
+        assert (leaf.grad[~real[:, None].expand_as(leaf)] == 0).all()
+    for clean, dirty in zip(*sides, strict=True):
+        assert torch.isfinite(dirty).all()
+        assert torch.equal(dirty, clean)
+
+
+@pytest.mark.parametrize(
+    "pool, prefix",
+    [
+        ("token", {}),
+        ("avg", {}),
+        ("avg", {"class_token": False}),
+        ("map", {"registers": 2}),
+        ("map", {"class_token": False}),
+    ],
+    ids=str,
+)
+def test_a_sample_that_is_all_padding_is_finite_and_harms_no_other(pool, prefix):
+    model = small_vit(pool=pool, **prefix)
+    images = torch.randn(2, 3, 24, 32)
+    real = torch.ones(2, 24, 32, dtype=torch.bool)
+    real[1] = False
+    logits = model(images, real)
+    assert torch.isfinite(logits).all()
+    torch.testing.assert_close(logits[:1], model(images[:1]), atol=1e-5, rtol=0)
+    logits[0].square().sum().backward()
+    for parameter in model.parameters():
+        assert torch.isfinite(parameter.grad).all()
+
+
+def test_rubbish_in_padding_stays_out_of_the_statistics_of_a_convolutional_stem():
+    model = small_vit(stem="conv").train()
+    images = torch.randn(2, 3, 24, 32)
+    real = torch.ones(2, 24, 32, dtype=torch.bool)
+    real[:, :, 16:] = False
+    logits = model(images.masked_fill(~real[:, None], float("nan")), real)
+    assert torch.isfinite(logits).all()
+    for buffer in model.buffers():
+        assert torch.isfinite(buffer).all()
+
+
+def test_the_inverted_padding_mask_gives_another_result():
+    model = small_vit()
+    images = torch.randn(2, 3, 24, 32)
+    real = torch.zeros(2, 24, 32, dtype=torch.bool)
+    real[:, :16] = True
+    assert not torch.allclose(model(images, real), model(images, ~real), atol=1e-3)
+
+
+def test_a_patch_is_real_when_any_of_its_pixels_is():
+    real = torch.zeros(2, 8, 12, dtype=torch.bool)
+    real[0, 3, 11] = True
+    real[1, 7, 0] = True
+    expected = torch.zeros(2, 2, 3, dtype=torch.bool)
+    expected[0, 0, 2] = True
+    expected[1, 1, 0] = True
+    assert torch.equal(real_patches(real, (4, 4)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_padding_made_of_numbers_is_refused(dtype):
+    with pytest.raises(ValueError, match=r"padding is torch\.\w+ .* must be torch\.bool"):
+        small_vit()(torch.randn(2, 3, 24, 32), torch.ones(2, 24, 32, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 4), (2, 12), (24, 32), (1, 24, 32), (2, 32, 24), (2, 1, 24, 32)], ids=str
+)
+def test_padding_of_another_shape_is_refused_with_the_shape_that_fits(shape):
+    with pytest.raises(ValueError, match=r"padding .* torch\.bool of shape \(2, 24, 32\)"):
+        small_vit()(torch.randn(2, 3, 24, 32), torch.ones(shape, dtype=torch.bool))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.integers(1, 3),
+    cols=st.integers(1, 3),
+    more_rows=st.integers(0, 2),
+    more_cols=st.integers(0, 2),
+    pool=st.sampled_from(["token", "avg", "map"]),
+    position=st.sampled_from(sorted(FREE)),
+)
+def test_any_image_on_any_larger_canvas_equals_itself(
+    rows, cols, more_rows, more_cols, pool, position
+):
+    model = small_vit(position=FREE[position], pool=pool, depth=1)
+    images = torch.randn(1, 3, 8 * rows, 8 * cols)
+    canvas, real = padded(images, 8 * (rows + more_rows), 8 * (cols + more_cols))
+    torch.testing.assert_close(model(canvas, real), model(images), atol=1e-5, rtol=0)
