@@ -6,6 +6,7 @@ wandb ships the schema of its records and keeps their reader in its compiled cor
 import json
 import struct
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class OfflineRun:
     """What one part of a W&B run holds."""
 
     id: str = ""
+    name: str = ""
     project: str = ""
     continues: bool = False
     config: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +75,8 @@ def offline_runs():
             for record in records(file):
                 match record.WhichOneof("record_type"):
                     case "run":
-                        part.id, part.project = record.run.run_id, record.run.project
+                        part.id, part.name = record.run.run_id, record.run.display_name
+                        part.project = record.run.project
                         part.continues = record.run.resume
                         part.config.update(values(record.run.config.update))
                     case "config":
@@ -88,6 +91,23 @@ def offline_runs():
         return parts
 
     return read
+
+
+@pytest.fixture
+def full_disk():
+    """A context in which no file of this process can grow beyond 512 bytes."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def limited():
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 class Line(LightningModule):

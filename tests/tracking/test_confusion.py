@@ -56,7 +56,7 @@ def test_the_table_is_written_with_empty_cells_for_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("number", [2, 10, pytest.param(200, marks=pytest.mark.slow)])
-def test_the_picture_grows_with_the_classes_and_shows_every_cell(tmp_path, number):
+def test_the_picture_grows_with_the_classes_so_that_every_cell_shows(tmp_path, number):
     confusion = torch.eye(number, dtype=torch.long) * 50
     confusion[0, 1] = 50
     path = tmp_path / "confusion.png"
@@ -64,6 +64,15 @@ def test_the_picture_grows_with_the_classes_and_shows_every_cell(tmp_path, numbe
     with Image.open(path) as image:
         assert min(image.size) >= max(300, 10 * number)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.slow
+def test_the_picture_stops_growing_at_some_size(tmp_path):
+    number = 1000
+    names = [f"class {i}" for i in range(number)]
+    draw(tmp_path / "confusion.png", torch.eye(number, dtype=torch.long), names, title="")
+    with Image.open(tmp_path / "confusion.png") as image:
+        assert max(image.size) < 2500
 
 
 def test_any_class_name_can_be_drawn(tmp_path):

@@ -67,6 +67,14 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_is_an_error_with_the_path_and_keeps_the_rows(tmp_path, full_disk):
+    logger = MetricsCSV(tmp_path, resumed_at=None)
+    logger.log_metrics({"loss": 0.5}, step=0)
+    with full_disk(), pytest.raises(OSError, match=r"too large: .*/metrics.csv"):
+        logger.log_metrics({"loss": 0.5, "x" * 1000: 0.5}, step=1)
+    assert [row["step"] for row in rows(tmp_path)] == ["0"]
+
+
 def test_a_folder_that_is_gone_is_an_error_with_the_path(tmp_path):
     with pytest.raises(OSError, match="gone"):
         log(tmp_path / "gone", [0])

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard.
 
 def opened(folder, resumed_at=None):
     return open_loggers(
-        {"tensorboard": tensorboard.TensorBoard()},
+        {"tensorboard": tensorboard.TensorBoardRun()},
         folder,
         config={"model": {"dim": 32, "pattern": None}},
         run_id=None,
@@ -57,4 +57,4 @@ def test_a_resumed_run_hides_the_steps_that_are_taken_again(tmp_path):
 def test_a_missing_package_is_named_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install tensorboard, or choose logger=csv"):
-        tensorboard.TensorBoard().open(tmp_path, run_id=None, resumed_at=None)
+        tensorboard.TensorBoardRun().open(tmp_path, run_id=None, resumed_at=None)

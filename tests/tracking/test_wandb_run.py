@@ -180,6 +180,13 @@ def test_an_unknown_mode_is_refused_with_those_that_exist(tmp_path, monkeypatch)
         pass
 
 
+def test_names_that_hydra_reads_as_numbers_are_names(tmp_path, offline_runs):
+    with opened(tmp_path, project=2024, name=7, group=1, tags=[3]):
+        pass
+    [run] = offline_runs(tmp_path)
+    assert (run.project, run.name) == ("2024", "7")
+
+
 def test_uploading_checkpoints_offline_warns_at_the_start(tmp_path):
     with (
         pytest.warns(UserWarning, match="log_model=true uploads nothing in offline mode"),

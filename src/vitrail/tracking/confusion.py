@@ -8,6 +8,7 @@ import csv
 import io
 import warnings
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor
 from vitrail.tracking.atomic import replacing, write_text
 
 POINTS = 72  # typographic points an inch
+NAME = 0.11  # inches that the smallest legible line of text needs
+SIDE = 22  # inches of the largest matrix
 
 
 def per_class(confusion: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
@@ -55,12 +58,12 @@ def write_per_class(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def draw(path: Path, confusion: Tensor, classes: Sequence[str], *, title: str) -> None:
     """Draw the matrix (C, C) as a PNG: shares of the true class as colour, counts where they fit.
 
-    Legible up to some 200 classes: cells shrink with their number and the picture grows.
+    With more classes cells shrink and the picture grows, up to 200; beyond, names are left out.
     torchmetrics' own plot uses pyplot, whose figures and backend belong to the whole process.
     """
     number = len(classes)
-    cell = max(0.11, min(0.5, 12 / number), 2.5 / number)  # inches
-    side = cell * number
+    side = min(max(2.5, min(0.5 * number, 12), NAME * number), SIDE)
+    cell = side / number
     # Axes take three quarters of a figure; labels may hang over its edge, since it is saved tight.
     figure = Figure(figsize=(side * 1.3, side * 1.3), dpi=100)
     FigureCanvasAgg(figure)
@@ -70,9 +73,10 @@ def draw(path: Path, confusion: Tensor, classes: Sequence[str], *, title: str) -
     image = axes.imshow(share.tolist(), cmap="Blues", norm=shade)
     figure.colorbar(image, ax=axes, fraction=0.04, label="share of the true class")
     labels = [name if len(name) <= 24 else name[:23] + "…" for name in classes]
-    plain = {"fontsize": min(10, cell * POINTS * 0.75), "parse_math": False}
-    axes.set_xticks(range(number), labels, rotation=90, **plain)
-    axes.set_yticks(range(number), labels, **plain)
+    plain = {"fontsize": min(10, max(cell, NAME) * POINTS * 0.75), "parse_math": False}
+    named = range(0, number, ceil(NAME * number / SIDE))
+    axes.set_xticks(named, [labels[i] for i in named], rotation=90, **plain)
+    axes.set_yticks(named, [labels[i] for i in named], **plain)
     axes.set(xlabel="predicted class", ylabel="true class", title=title)
     digits = len(str(int(confusion.max())))
     if (size := min(10, cell * POINTS * 1.3 / (digits + 1))) >= 5:
@@ -81,7 +85,6 @@ def draw(path: Path, confusion: Tensor, classes: Sequence[str], *, title: str) -
             count = str(int(confusion[true, predicted]))
             axes.text(predicted, true, count, color=colour, size=size, ha="center", va="center")
     with replacing(path) as draft, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph", UserWarning
-        )  # a name in a script that the font lacks
+        # A name in a script that the font lacks is drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
         figure.savefig(draft, bbox_inches="tight")

@@ -17,7 +17,7 @@ from torch.autograd.profiler import profile
 from vitrail.attention.backends import Kernels
 
 # Operators and device kernels that attention is made of; a receipt leaves out the rest of a step.
-ATTENTION = re.compile(r"attention|softmax|bmm|flash|fmha|flex|sdpa")
+ATTENTION = re.compile(r"attention|(?<!log_)softmax|bmm|flash|fmha|flex|sdpa")
 
 
 class WrongKernel(ValueError):
@@ -48,7 +48,7 @@ class SeenKernels:
 class KernelWatch(Callback):
     """Profiles one training step, forward and backward, and stops the run when a promise is broken.
 
-    Only the first process watches. It costs milliseconds and never leaves a profiler open.
+    Only the first process watches. It takes tenths of a second and never leaves a profiler open.
 
     Args:
         promises: what the profiler must and must not see, by the name of each backend in use; names

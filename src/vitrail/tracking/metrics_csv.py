@@ -8,7 +8,7 @@ from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_only
 
-from vitrail.tracking.atomic import write_text
+from vitrail.tracking.atomic import naming, write_text
 from vitrail.tracking.run_logger import RunLogger
 
 
@@ -46,7 +46,7 @@ class MetricsCSV(RunLogger):
             self._columns = list(rows[0]) if rows else []
             self._write([*rows, row])
         elif row.keys() <= set(self._columns):
-            with self.path.open("a", encoding="utf-8", newline="") as file:
+            with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_lines(self._columns, [row]))
         else:
             self._write([*_read(self.path), row])

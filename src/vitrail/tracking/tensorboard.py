@@ -15,22 +15,24 @@ from vitrail.tracking.run_logger import RunLogger
 
 
 @dataclass(frozen=True)
-class TensorBoard:
+class TensorBoardRun:
     """Curves, pictures and tables as event files under `tensorboard/` in the run's folder."""
 
-    def open(self, folder: Path, *, run_id: str | None, resumed_at: int | None) -> "TensorBoardRun":
+    def open(
+        self, folder: Path, *, run_id: str | None, resumed_at: int | None
+    ) -> "TensorBoardRunLogger":
         """The logger of a run; a continued run hides its earlier points from `resumed_at` on."""
         if find_spec("tensorboard") is None:
             raise ValueError(
                 "logger=tensorboard needs the package tensorboard, which is not installed; "
                 "pip install tensorboard, or choose logger=csv"
             )
-        return TensorBoardRun(
+        return TensorBoardRunLogger(
             folder, name="tensorboard", version="", default_hp_metric=False, purge_step=resumed_at
         )
 
 
-class TensorBoardRun(RunLogger, TensorBoardLogger):
+class TensorBoardRunLogger(RunLogger, TensorBoardLogger):
     """Lightning's logger, with pictures as images and tables as Markdown."""
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:

@@ -68,18 +68,22 @@ class WandbRun:
                 "logger.wandb.log_model=true uploads nothing in offline mode; "
                 "the checkpoints stay in the run's folder"
             )
+        # Hydra reads a name like 7 as a number, and wandb takes words only.
+        words = {
+            "project": self.project,
+            "entity": self.entity,
+            "name": self.name,
+            "group": self.group,
+        }
         try:
             # wandb's remarks on an offline run ignore earlier parts of it. Warnings still show.
             wandb.setup(wandb.Settings(mode=mode, show_info=mode == "online"))
             if mode == "online" and not wandb.login(prompt=False, verify=True):
                 raise wandb.errors.AuthenticationError("no API key is configured")
             run = wandb.init(
-                project=self.project,
-                entity=self.entity,
+                **{key: str(word) for key, word in words.items() if word is not None},
+                tags=[str(tag) for tag in self.tags],
                 mode=mode,
-                name=self.name,
-                group=self.group,
-                tags=list(self.tags),
                 dir=folder,
                 id=run_id,
                 resume="allow",
