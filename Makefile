@@ -5,7 +5,7 @@
 .DELETE_ON_ERROR:
 .PHONY: help setup train eval bench test test-all lint gpu-check clean
 
-ARGS ?=
+ARGS :=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -11,6 +11,11 @@ REAL_DATA = "VITRAIL_TEST_DATA"
 OF_THE_PERSON = ("VITRAIL_DATA", "HYDRA_FULL_ERROR", "LOCAL_RANK", "RANK", "WORLD_SIZE")
 
 
+def pytest_configure() -> None:
+    """Processes that tests start find vitrail where this one does, installed or not."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, with the reason."""
     for item in items:

@@ -16,7 +16,7 @@ FLOORS = [
     {"vitrail.attention"},
     {"vitrail.model"},
     {"vitrail.training", "vitrail.data", "vitrail.tracking"},
-    {"vitrail.assemble", "vitrail.checkpoint"},
+    {"vitrail.assemble", "vitrail.checkpoint", "vitrail.saving"},
     {"vitrail.run"},
     {"vitrail.bench"},
     {"vitrail.errors"},
