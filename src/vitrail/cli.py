@@ -64,7 +64,7 @@ def bench() -> None:
 
 
 def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None:
-    """Call `task(config, run folder)` as the command line says: once, or with `-m` once per job.
+    """Call `task(config, run folder)` as this process's arguments say: once, or with `-m` per job.
 
     Ends the process with 1 after bad input, in a sweep when the other jobs are done, with 130
     after Ctrl-C and with 143 after SIGTERM. A bug leaves as the error that it is.
@@ -80,10 +80,10 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
         if call.mode == RunMode.MULTIRUN:
             name = f"job {call.job.num} ({' '.join(_typed(call.overrides.task))})"
             print(name, flush=True)
-            guards = (SweepJob(groups, traced, name), _as_single_run(call))
+            errors, around = SweepJob(groups, traced, name), _as_single_run(call)
         else:
-            guards = (OneLine(groups, traced), removed_if_unused(folder, call.output_subdir))
-        with env_override({FULL_ERROR: str(int(traced))}), guards[0], guards[1]:
+            errors, around = OneLine(groups, traced), removed_if_unused(folder, call.output_subdir)
+        with env_override({FULL_ERROR: str(int(traced))}), errors, around:
             if added := _added(call):
                 check_additions(config, _without(added, call))
             check_config(config)

@@ -98,7 +98,7 @@ def _unknown_choice(path: str, options: list[str]) -> str:
 def _unknown_key(error: ConfigKeyError | ConfigAttributeError, groups: Collection[str]) -> str:
     parent = error.parent_node
     known = [*keys(parent._get_root()), *groups]
-    return unknown_key(error.full_key, known, parent.get("_target_", None))
+    return unknown_key(error.full_key, known, parent.get("_target_"))
 
 
 def _refused_by_constructor(error: Exception) -> str | None:
