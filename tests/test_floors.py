@@ -10,13 +10,19 @@ SOURCE = Path(__file__).parents[1] / "src"
 # From the ground up. A room is a folder or a file; a longer name takes its files out of a shorter.
 FLOORS = [
     {"vitrail"},
-    {"vitrail.configuration", "vitrail.run_folder", "vitrail.attention.grid"},
+    {
+        "vitrail.configuration",
+        "vitrail.run_folder",
+        "vitrail.next_command",
+        "vitrail.attention.grid",
+    },
     {"vitrail.attention.mask"},
     {"vitrail.attention.backends", "vitrail.attention.patterns", "vitrail.attention.positions"},
     {"vitrail.attention"},
     {"vitrail.model"},
     {"vitrail.training", "vitrail.data", "vitrail.tracking"},
-    {"vitrail.assemble", "vitrail.checkpoint", "vitrail.saving"},
+    {"vitrail.assemble", "vitrail.checkpoint", "vitrail.saving", "vitrail.stopping"},
+    {"vitrail.evaluation", "vitrail.run_summary"},
     {"vitrail.run"},
     {"vitrail.bench"},
     {"vitrail.errors"},

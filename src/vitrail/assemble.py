@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from pytorch_lightning import Trainer
+from pytorch_lightning import Trainer, seed_everything
 from torch import nn
 
 from vitrail.attention.backends import Backend, Request, resolve
@@ -14,6 +15,7 @@ from vitrail.data.module import ImageData
 from vitrail.model import ViT
 from vitrail.tracking.loggers import Recipe
 from vitrail.training.classifier import Classifier
+from vitrail.training.precision import Hardware, choose
 
 
 @dataclass(frozen=True)
@@ -68,52 +70,88 @@ def build_loggers(config: DictConfig) -> dict[str, Recipe]:
     return instantiate(config.logger, _convert_="all")
 
 
-def build_network(config: DictConfig, num_classes: int) -> nn.Module:
-    """The model of `config.model` for so many classes."""
-    return instantiate(config.model, num_classes=num_classes, _convert_="all")
+def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> nn.Module:
+    """The model of `config.model` for so many classes.
+
+    pretrained: whether to begin from the weights that the config may name; not when a checkpoint's
+    will take their place.
+    """
+    instead = {} if pretrained else {"pretrained": None}
+    return instantiate(config.model, num_classes=num_classes, **instead, _convert_="all")
 
 
-def outline(config: DictConfig) -> nn.Module:
-    """The model on the meta device, without weights: sizes that do not fit are refused here."""
-    with torch.device("meta"):
-        return instantiate(
-            config.model,
-            num_classes=config.model.num_classes or 1,
-            pretrained=None,
-            _convert_="all",
+@dataclass(frozen=True)
+class Plan:
+    """What is settled before any data is read: `of` finds what clashes between the parts."""
+
+    precision: str
+    why_precision: str
+    data: ImageData
+    outline: nn.Module
+    layers: dict[str, LayerPlan]
+
+    @classmethod
+    def of(cls, config: DictConfig, *, training: bool) -> "Plan":
+        """Seed everything and plan a run; raises ValueError with the first clash.
+
+        outline: the model on the meta device, without weights, so that sizes that do not fit are
+        refused at once. layers: each attention layer by name; empty for a model that is not ours,
+        whose attention is its own.
+        """
+        seed_everything(config.seed, workers=True, verbose=False)
+        device = device_of(config.trainer.accelerator)
+        precision, why = choose(config.precision, Hardware.of(device))
+        data = build_data(config)
+        with torch.device("meta"):
+            network = build_network(config, config.model.num_classes or 1, pretrained=False)
+        padded = config.data.resize == "native"
+        if padded:
+            check_padding(config, network)
+        requests = {}
+        if isinstance(network, ViT):
+            requests = network.requests(
+                batch=data.batch_size,
+                image_size=data.image_size,
+                device=device,
+                dtype=attention_dtype(precision),
+                padded=padded,
+                training=training,
+            )
+        blocks = dict(network.named_modules())
+        layers = {
+            name: LayerPlan(request, resolve(request, blocks[name].backend))
+            for name, request in requests.items()
+        }
+        return cls(precision, why, data, network, layers)
+
+
+def check_padding(config: DictConfig, network: nn.Module) -> None:
+    """Raise ValueError where images that are padded together meet parts that cannot take them."""
+    if not isinstance(network, ViT):
+        raise ValueError(
+            "data.resize=native pads images and model=timm takes no padding; use a vit model"
+        )
+    if config.classifier.mixup or config.classifier.cutmix:
+        raise ValueError(
+            "data.resize=native pads images and mixing needs images of one size; use "
+            "classifier.mixup=0 classifier.cutmix=0, or data.resize=crop"
+        )
+    patch = lcm(*network.patch_embed.patch_size)
+    if config.data.pad_to % patch:
+        raise ValueError(
+            f"data.pad_to={config.data.pad_to} leaves parts of patches at the edge of a padded "
+            f"image; use data.pad_to={patch}, a multiple of model.patch_size"
         )
 
 
-def plan(
-    network: nn.Module,
-    *,
-    batch: int,
-    image_size: tuple[int, int],
-    device: torch.device,
-    dtype: torch.dtype,
-    padded: bool,
-    training: bool,
-) -> dict[str, LayerPlan]:
-    """Each attention layer's request and backend by name; raises `Refused` for what cannot run.
+def settled(config: DictConfig, data: ImageData) -> DictConfig:
+    """The config without what only holds where the command was started: paths, and names in files.
 
-    Empty for a model that is not ours: its attention is its own, and the receipt says so.
+    So that a checkpoint finds its data from any folder.
     """
-    if not isinstance(network, ViT):
-        if padded:
-            raise ValueError(
-                "data.resize=native pads images and model=timm takes no padding; use a vit model"
-            )
-        return {}
-    requests = network.requests(
-        batch=batch,
-        image_size=image_size,
-        device=device,
-        dtype=dtype,
-        padded=padded,
-        training=training,
-    )
-    backends = {f"blocks.{i}.attn": block.attn.backend for i, block in enumerate(network.blocks)}
-    return {
-        layer: LayerPlan(request, resolve(request, backends[layer]))
-        for layer, request in requests.items()
-    }
+    config = config.copy()
+    if data.root is not None:
+        config.data.root = str(data.root)
+    if config.data.classes is not None:
+        config.data.classes = list(data.classes)
+    return config

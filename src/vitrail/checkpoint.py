@@ -1,6 +1,7 @@
-"""Checkpoints that are enough: what is written into them, and how they are read back."""
+"""A checkpoint that is enough: read back, held against a model, gone on from."""
 
 import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,54 +9,9 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import Callback
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 
-from vitrail.run_folder import CHECKPOINTS
-
 KEY = "vitrail"  # marks a checkpoint as ours; holds the version that wrote it
-
-
-class BestAndLast(ModelCheckpoint):
-    """best.ckpt (highest val/acc, or the latest where nothing validates) and last.ckpt.
-
-    When a person or the system stops the run, last.ckpt is written at the step that was reached.
-    """
-
-    def __init__(self, run_dir: Path, *, validated: bool):
-        super().__init__(
-            run_dir / CHECKPOINTS,
-            filename="best",
-            monitor="val/acc" if validated else None,
-            mode="max",
-            save_last=True,
-            enable_version_counter=False,
-        )
-
-    @property
-    def last(self) -> Path:
-        return Path(self.dirpath) / "last.ckpt"
-
-    def on_exception(self, trainer, pl_module, exception):
-        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and trainer.global_step > 0:
-            trainer.save_checkpoint(self.last)
-
-
-class SelfDescription(Callback):
-    """Puts `description` (plain containers alone) into every checkpoint as its hyper-parameters.
-
-    Keys: vitrail (the version), config (resolved), recipe (the same with its interpolations, so
-    that a resumed run's overrides reach what follows from them), classes, mean, std, image_size,
-    precision, backends (layer -> name), environment, wandb_id.
-    """
-
-    def __init__(self, description: dict[str, Any]):
-        self.description = description
-
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        checkpoint["hyper_parameters"] = self.description
 
 
 @dataclass(frozen=True)
@@ -75,7 +31,8 @@ class Checkpoint:
         """The run's own config with this command's overrides, whose values lie in `composed`.
 
         overrides: as typed; one that names a config group brings that whole group. Raises
-        ValueError for an experiment, which would replace the config that is to go on.
+        ValueError for an experiment, which would replace the config that is to go on, and for what
+        the optimizer's restored state would override in turn.
         """
         config = OmegaConf.create(self.description["recipe"])
         for override in overrides:
@@ -85,16 +42,31 @@ class Checkpoint:
                     f"{override} cannot be combined with ckpt_path={self.path}, which brings its "
                     "own config; leave it out, or start a new run without ckpt_path"
                 )
+            if f"{key}.".startswith("optim.") and not key.startswith("optim.schedule"):
+                raise ValueError(
+                    f"{override} cannot be applied to a run that goes on with its own optimizer; "
+                    f"leave it out, or start a new run with model.pretrained={self.path}"
+                )
             if override.startswith("~"):
                 raise ValueError(
                     f"{override} cannot be applied to a run that goes on; leave it out"
                 )
             value = composed[key] if key in choices else OmegaConf.select(composed, key)
             OmegaConf.update(config, key, value, merge=False, force_add=True)
+        if self.averaged and config.ema_decay is None:
+            raise ValueError(
+                f"ema_decay=null cannot be applied to ckpt_path={self.path}, whose weights are "
+                "averaged; leave it out"
+            )
         return config
 
     def load_into(self, network: nn.Module) -> None:
-        """Copy the weights into `network`; ValueError lists every name and shape that differs."""
+        """Copy the weights into `network`, which `check` has passed or refuses."""
+        self.check(network)
+        network.load_state_dict(self.weights, strict=True)
+
+    def check(self, network: nn.Module) -> None:
+        """Raise ValueError that lists the weights by names and shapes that differ, if any do."""
         own = network.state_dict()
         missing = sorted(own.keys() - self.weights.keys())
         unknown = sorted(self.weights.keys() - own.keys())
@@ -111,9 +83,8 @@ class Checkpoint:
         if differences:
             raise ValueError(
                 f"ckpt_path={self.path} does not fit the model: {'; '.join(differences)}; "
-                "use a checkpoint of this model"
+                "use a checkpoint of this model and image size"
             )
-        network.load_state_dict(self.weights, strict=True)
 
 
 def read(ckpt_path: str) -> Checkpoint:
@@ -127,22 +98,26 @@ def read(ckpt_path: str) -> Checkpoint:
         raise FileNotFoundError(
             f"ckpt_path={ckpt_path} is no file; use the path that training printed"
         )
+    unreadable = ValueError(
+        f"ckpt_path={ckpt_path} cannot be read: it is cut short or of another program; use another "
+        "one of the run, such as last.ckpt"
+    )
+    # Asked first, because torch reads a file of any other kind as the opcodes of a pickle.
+    if not zipfile.is_zipfile(path):
+        raise unreadable
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"ckpt_path={ckpt_path} cannot be read ({reason[:100]}); it is cut short or no "
-            "checkpoint: use another one of the run, such as last.ckpt"
-        ) from error
-    if not isinstance(content, dict) or KEY not in content.get("hyper_parameters", {}):
+    except (pickle.UnpicklingError, RuntimeError, LookupError) as error:
+        raise unreadable from error
+    description = content.get("hyper_parameters") if isinstance(content, dict) else None
+    if not isinstance(description, dict) or KEY not in description:
         raise ValueError(
             f"ckpt_path={ckpt_path} was not written by vitrail (it does not describe itself); "
             "weights of other origin go into model.pretrained="
         )
     return Checkpoint(
         path=path.resolve(),
-        description=content["hyper_parameters"],
+        description=description,
         weights={
             name.removeprefix("network."): value
             for name, value in content["state_dict"].items()

@@ -1,0 +1,43 @@
+"""The figures of a checkpoint on a split: measured, printed, and kept as files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+
+from vitrail.checkpoint import Checkpoint
+from vitrail.data.module import ImageData
+from vitrail.tracking import confusion
+from vitrail.tracking.loggers import Loggers
+from vitrail.training.classifier import Classifier
+
+
+def measure(
+    trainer: Trainer, classifier: Classifier, data: ImageData, weights: Checkpoint, split: str
+) -> dict[str, Any]:
+    """Accuracy, loss and confusion of a checkpoint's weights over every image of a split."""
+    weights.load_into(classifier.network)
+    data.evaluated_split = split
+    trainer.test(classifier, datamodule=data, verbose=False)
+    return classifier.report("test")
+
+
+@rank_zero_only
+def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: str) -> None:
+    """Print the figures, and leave pictures and tables in the run's folder and in its loggers."""
+    figures = {name: report[name] for name in ("acc", "acc_top5", "loss") if name in report}
+    classes = [row["class"] for row in report["per_class"]]
+    rows = confusion.per_class(report["confusion"], classes)
+    confusion.write_per_class(run_dir / "per_class.csv", rows)
+    title = f"{split}: {report['acc']:.2%} of {report['count']:,} images"
+    confusion.draw(run_dir / "confusion.png", report["confusion"], classes, title=title)
+    loggers.show_summary({f"{split}/{name}": value for name, value in figures.items()})
+    loggers.show_picture(f"{split}/confusion", run_dir / "confusion.png")
+    loggers.show_table(f"{split}/per_class", rows)
+    top5 = f", top-5 {report['acc_top5']:.4f}" if "acc_top5" in report else ""
+    print(
+        f"{split} accuracy {report['acc']:.4f}{top5}, loss {report['loss']:.6f}, "
+        f"{report['count']:,} images"
+    )

@@ -1,0 +1,33 @@
+"""The commands that a run prints for a person to paste."""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def next_command(name: str, checkpoint: Path) -> str:
+    """The call of `name` (train or eval) on a checkpoint, started the way this command was.
+
+    The interpreter and the script are those of this process, since a shell's own `python` may lack
+    what is installed here.
+    """
+    started = Path(sys.argv[0])
+    if started.suffix == ".py":
+        words = [sys.orig_argv[0], str(started.with_name(f"{name}.py"))]
+    else:
+        program = f"vitrail-{name}"
+        words = [program if shutil.which(program) else str(started.with_name(program))]
+    return f"{shlex.join(words)} ckpt_path={pasteable(checkpoint)}"
+
+
+def pasteable(path: Path) -> str:
+    """A path to paste behind `key=`: relative when it lies below, quoted when it must be.
+
+    Twice quoted: once for the shell and once for Hydra.
+    """
+    path = path.resolve()
+    here = Path.cwd()
+    text = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return text if re.fullmatch(r"[\w/.+-]+", text, re.ASCII) else shlex.quote(f'"{text}"')
