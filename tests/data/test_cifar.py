@@ -74,7 +74,7 @@ class Trap:
 def test_a_pickle_that_would_run_code_is_refused(official_cifar, tmp_path):
     folder = official_cifar(tmp_path)
     (folder / "data_batch_1").write_bytes(pickle.dumps({"data": Trap(tmp_path / "sprung")}))
-    with pytest.raises(ValueError, match=r"data_batch_1 is no CIFAR file \(it asks for"):
+    with pytest.raises(ValueError, match=r"data_batch_1 is no CIFAR file .*it asks for"):
         CIFAR10(root=tmp_path, download=False).read()
     assert not (tmp_path / "sprung").exists()
 

@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 
-from vitrail.data.augment import Augment
 from vitrail.data.datasets.imagenette import Imagenette
 
 
@@ -75,6 +74,14 @@ def test_setup_decodes_the_splits_of_its_stage_alone(build_photos, photos):
     data.setup("validate")
     with pytest.raises(ValueError, match=r"1 images in test cannot be read"):
         data.setup("test")
+
+
+def test_the_test_loop_reads_the_split_that_it_is_told(build_photos):
+    data = build_photos()
+    assert torch.equal(images(data.test_dataloader()), images(data.loader("test")))
+    data.evaluated_split = "val"
+    data.setup("test")
+    assert torch.equal(images(data.test_dataloader()), images(data.loader("val")))
 
 
 def damage(photos):
@@ -191,7 +198,3 @@ def test_tiny_imagenet_is_read_by_its_annotations_and_works_with_some_of_its_cla
     assert data.counts == {"train": 6, "val": 2}  # a third line is of a class that is not here
     files = data.loader("val").batches.images
     assert files.labels.tolist() == [0, 1]
-
-
-def test_an_augment_is_the_part_and_not_a_flag(build_photos):
-    assert isinstance(build_photos().augment, Augment)

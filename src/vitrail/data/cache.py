@@ -16,8 +16,7 @@ def decode_all(images: Images, fit: CenterCrop, *, title: str) -> tuple[Images, 
     """Decode every image and bring it to one size.
 
     Returns: the images with their pixels, uint8 (n, 3, H, W), and what the unreadable ones said, by
-    index; the pixels
-    of those are undefined and must not be used.
+    index; the pixels of those are undefined and must not be used.
     """
     if images.in_memory and images.source.shape[-2:] == fit.size:
         return images, {}

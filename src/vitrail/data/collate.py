@@ -21,8 +21,7 @@ class Batch(NamedTuple):
 
 
 def pad_together(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tensor]:
-    """Put (3, h, w) images of any shapes into the upper left of one (B, 3, H, W), and say which
-    pixels are real.
+    """Put images (3, h, w) of any shapes into the upper left of one (B, 3, H, W).
 
     H and W are the largest of the batch, rounded up to a multiple (the model's patch size), so that
     no patch is cut.

@@ -24,13 +24,6 @@ _log = logging.getLogger(__name__)
 _say, _warn = rank_zero_only(_log.info), rank_zero_only(_log.warning)
 
 _RESIZES = {"crop": CenterCrop, "native": FitInside}
-_STAGES = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": (),
-    None: (),
-}
 
 
 class ImageData(pl.LightningDataModule):
@@ -61,6 +54,9 @@ class ImageData(pl.LightningDataModule):
         check: what unreadable images do before training: "refuse" ends the run, naming them all;
             "skip" leaves them out, naming them all; None does not look, and the first one that a
             batch meets ends the run.
+
+    Attributes:
+        evaluated_split: what Lightning's test loop reads; "test" unless somebody says otherwise.
 
     Raises:
         ValueError: a value outside its range.
@@ -112,6 +108,7 @@ class ImageData(pl.LightningDataModule):
         self.augment, self.seed = augment, seed
         self.val_fraction, self.check = val_fraction, check
         self.cache, self.cache_limit_gb = cache, cache_limit_gb
+        self.evaluated_split = "test"
         self._fit = _RESIZES[resize](self.image_size)
         self._wanted = classes
         self._known: tuple[str, ...] | None = None
@@ -127,8 +124,13 @@ class ImageData(pl.LightningDataModule):
 
         Raises one-line errors for missing, empty or unreadable data.
         """
-        self._list()
-        for split in _STAGES[stage]:
+        splits = {
+            "fit": ["train", "val"],
+            "validate": ["val"],
+            "test": [self.evaluated_split],
+            None: [],
+        }
+        for split in splits[stage]:
             if self.has_split(split):
                 self._ready(split)
 
@@ -203,7 +205,7 @@ class ImageData(pl.LightningDataModule):
         return self.loader("val") if self.has_split("val") else []
 
     def test_dataloader(self) -> Loader:
-        return self.loader("test")
+        return self.loader(self.evaluated_split)
 
     def _worker_count(self) -> int:
         if self.workers != "auto":

@@ -8,8 +8,7 @@ from vitrail.data.split import stratified
 
 
 class Digits:
-    """The test half of the UCI optical digits, dealt into train and test (20 % of every class)
-    here.
+    """The test half of UCI's optical digits; 20 % of every class are kept for testing here.
 
     Pixels of 0 to 16 are stretched to 0 to 255 and repeated in three channels, so that any model
     takes them.

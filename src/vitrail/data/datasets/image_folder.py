@@ -11,8 +11,7 @@ _SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """`root/train/<class>/…` and `val` and `test` beside it, any of them missing; or
-    `root/<class>/…`, not yet split.
+    """`root/<split>/<class>/…` for any of train, val and test; or `root/<class>/…`, not yet split.
 
     Classes are the folder names, sorted, of all splits together. Hidden files and folders and files
     without an image's extension are passed over; folders below a class folder belong to the class.
@@ -36,7 +35,7 @@ class ImageFolder:
         for split, found in images.items():
             if not len(found):
                 raise ValueError(
-                    f"{folders[split]} has no images in class folders; "
-                    f"their names end in {' '.join(EXTENSIONS)}"
+                    f"{folders[split]} has no images in folders named after classes; "
+                    f"image files end in {' '.join(EXTENSIONS)}"
                 )
         return Splits(tuple(classes), images)

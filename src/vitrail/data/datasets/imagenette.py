@@ -7,8 +7,7 @@ from vitrail.data.archive import Archive
 from vitrail.data.folders import folder_names, read_class_folders
 from vitrail.data.images import Splits
 
-# By the length of the shorter side; addresses and checksums as torchvision.datasets.Imagenette has
-# them.
+# By the shorter side; addresses and checksums are those of torchvision.datasets.Imagenette.
 _URL = "https://s3.amazonaws.com/fast-ai-imageclas/"
 _ARCHIVES = {
     "160px": Archive(

@@ -11,8 +11,7 @@ from vitrail.data.images import Images, Splits
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """Each class is a coarse pattern of colours; its images are that pattern under noise, so a
-    model can learn them.
+    """Each class is a coarse pattern of colours, and its images are that pattern under noise.
 
     Args:
         num_classes: named class_0, class_1 and on.

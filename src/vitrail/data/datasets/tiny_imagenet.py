@@ -14,8 +14,8 @@ class TinyImageNet:
     """Classes are WordNet ids; splits are train and val (its test images have no published labels).
 
     The layout is its own: `train/<id>/images/*.JPEG`, `val/images/*.JPEG` and
-        `val/val_annotations.txt`. With some of
-    the folders in `train` removed, it is a dataset of the classes that are left.
+    `val/val_annotations.txt`. With folders removed from `train`, it is a dataset of the classes
+    that are left.
 
     Args:
         root: holds `tiny-imagenet-200` or the archive, or is that folder.
