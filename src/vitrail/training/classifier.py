@@ -1,0 +1,164 @@
+"""Training and evaluating an image classifier."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitrail.training.fsdp import FSDP
+from vitrail.training.mixing import Mixing
+from vitrail.training.optim import Optim
+from vitrail.training.tally import Tally
+
+
+class Classifier(LightningModule):
+    """Teaches `network`, (B, 3, H, W) -> (B, len(classes)) logits, to name the classes.
+
+    Batches are (images, labels, padding): float (B, 3, H, W), int64 (B,), and a bool mask (B, H, W)
+    of real pixels or None; the network is given a mask only where there is one.
+    label_smoothing: the share of each target that goes to all classes evenly, in training.
+    mixup, cutmix: see `Mixing`; in training alone.
+
+    Logs train/loss, lr, and train/acc (over augmented images; left out when they are mixed), and
+    for each of val and test: acc, acc_top5 (where there are more than 5 classes) and loss, which is
+    plain cross-entropy. The parameters live in `network`, so its names are those of the checkpoint
+    after `network.`, compiled or not.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        classes: Sequence[str],
+        optim: Optim,
+        label_smoothing: float,
+        mixup: float | None,
+        cutmix: float | None,
+    ):
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(
+                f"classifier.label_smoothing={label_smoothing} is a share; use 0 up to below 1"
+            )
+        self.network = network
+        self.classes = tuple(classes)
+        self.optim = optim
+        self.label_smoothing = label_smoothing
+        self.mixing = Mixing(mixup=mixup, cutmix=cutmix, classes=len(self.classes))
+        self._reports: dict[str, dict[str, Any]] = {}
+
+    def forward(self, images: Tensor, padding: Tensor | None = None) -> Tensor:
+        """(B, C) logits, in float32 at least: sums over classes and images are made of them."""
+        logits = self.network(images) if padding is None else self.network(images, padding)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, FSDP):
+            self.trainer.strategy.shard(self.network)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        optimizer, scheduler = self.optim.build(
+            self.network, self.trainer.estimated_stepping_batches, fused=scaler is None
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as Lightning does, but fused optimizers too: it refuses them in bf16-mixed, where no
+        gradient is scaled."""
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(self.network.parameters(), gradient_clip_val)
+        elif gradient_clip_val:
+            nn.utils.clip_grad_norm_(self.network.parameters(), gradient_clip_val)
+
+    # Nothing in a step reads a tensor's value, so the GPU is never waited for. That is why nothing
+    # is logged with `prog_bar=True` and the rate, a number of the CPU, is logged as a CPU tensor.
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+        images, labels, padding = batch
+        images, targets = self.mixing(images, labels, padding)
+        logits = self(images, padding)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        self.log("train/loss", loss)
+        rate = max(self.lr_schedulers().get_last_lr())
+        self.log("lr", torch.tensor(rate, dtype=torch.float64))
+        if not self.mixing.ways:
+            right = (logits.argmax(dim=1) == labels).float().mean()
+            self.log(
+                "train/acc",
+                right,
+                on_step=False,
+                on_epoch=True,
+                batch_size=len(labels),
+                sync_dist=True,
+            )
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self._start_tally()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        self._count(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._report("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._start_tally()
+
+    def test_step(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        self._count(batch)
+
+    def on_test_epoch_end(self) -> None:
+        self._report("test")
+
+    def report(self, split: str) -> dict[str, Any]:
+        """What the last evaluation of `split` (val or test) found, over all processes.
+
+        acc, acc_top5 (where classes > 5) and loss are floats, count an int, confusion an int64
+        (C, C) tensor, true class x predicted class, per_class a list of dicts with the keys class,
+        count, correct and acc (None for a class without images).
+        """
+        found = self._reports[split]
+        counts = found["confusion"].sum(dim=1).tolist()
+        rights = found["confusion"].diagonal().tolist()
+        rows = zip(self.classes, counts, rights, strict=True)
+        return {
+            **found,
+            "per_class": [
+                {"class": name, "count": n, "correct": right, "acc": right / n if n else None}
+                for name, n, right in rows
+            ],
+        }
+
+    def _start_tally(self) -> None:
+        # Made anew on the device: a tally of the module's would follow it into half precision.
+        self._tally = Tally(len(self.classes)).to(self.device)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # BatchNorm's statistics differ between processes; all evaluate the first one's, which
+            # are those that are saved.
+            for buffer in self.network.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+    def _count(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        images, labels, padding = batch
+        self._tally.update(self(images, padding), labels)
+
+    def _report(self, split: str) -> None:
+        self._reports[split] = found = self._tally.compute()
+        for name in ("acc", "acc_top5", "loss"):
+            if name in found:
+                self.log(f"{split}/{name}", found[name], sync_dist=True)  # alike in every process

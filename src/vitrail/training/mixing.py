@@ -1,0 +1,42 @@
+"""Mixed images with soft labels: mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019)."""
+
+from torch import Tensor
+from torchvision.transforms import v2
+
+
+class Mixing:
+    """Blends every image of a batch with its neighbour, and the labels likewise.
+
+    mixup, cutmix: alpha of the Beta distribution that lambda is drawn from, None or 0 for without;
+    with both, each batch takes one of them.
+    """
+
+    def __init__(self, *, mixup: float | None, cutmix: float | None, classes: int):
+        for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
+            if alpha is not None and alpha < 0:
+                raise ValueError(
+                    f"{name}={alpha} is no alpha of a Beta distribution; use 0 or more"
+                )
+        self.ways = [
+            way(alpha=alpha, num_classes=classes)
+            for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
+            if alpha
+        ]
+        self._mix = v2.RandomChoice(self.ways) if self.ways else v2.Identity()
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, padding: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """images (B, 3, H, W) and labels (B,) -> images and targets (B, classes), or (B,) unmixed.
+
+        A batch of one has no neighbour and stays as it is. Padded batches are refused: the share of
+        a picture that is seen would no longer be the share that its label gets.
+        """
+        if not self.ways or len(images) == 1:
+            return images, labels
+        if padding is not None:
+            raise ValueError(
+                "mixup and cutmix need images of one size and this batch is padded; "
+                "use classifier.mixup=0 classifier.cutmix=0, or a fixed data.image_size"
+            )
+        return self._mix(images, labels)

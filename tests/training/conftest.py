@@ -1,0 +1,84 @@
+"""Small parts to train with: a recipe, batches, a network, a trainer that writes under tmp_path."""
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from vitrail.training.classifier import Classifier
+from vitrail.training.optim import Optim
+from vitrail.training.schedule import WarmupCosine
+
+
+@pytest.fixture
+def recipe():
+    """recipe(name=…, …) -> Optim; what is not given stays at plain AdamW."""
+
+    def build(**given) -> Optim:
+        values = {"name": "adamw", "lr": 0.1, "weight_decay": 0.1, "layer_decay": None}
+        values |= {"options": {}, "schedule": WarmupCosine(warmup=0.0, final=1.0)}
+        return Optim(**values | given)
+
+    return build
+
+
+class Plain(nn.Module):
+    """One linear layer on the pixels: (B, 3, 2, 3) -> (B, classes)."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.head = nn.Linear(18, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.flatten(1))
+
+
+@pytest.fixture
+def classify(recipe):
+    """classify(classes, network=…, …) -> Classifier."""
+
+    def build(classes: int, network: nn.Module | None = None, **given) -> Classifier:
+        torch.manual_seed(0)
+        values = {"optim": recipe(), "label_smoothing": 0.0, "mixup": None, "cutmix": None}
+        names = [f"class {index}" for index in range(classes)]
+        return Classifier(network or Plain(classes), classes=names, **values | given)
+
+    return build
+
+
+@pytest.fixture
+def batched():
+    """batched(count, size, classes) -> DataLoader of unpadded batches, the same ones every time."""
+
+    def build(count: int, size: int, classes: int = 3, shape=(3, 2, 3)) -> DataLoader:
+        random = torch.Generator().manual_seed(0)
+        images = torch.randn(count, *shape, generator=random)
+        labels = torch.randint(classes, (count,), generator=random)
+        pairs = zip(images.split(size), labels.split(size), strict=True)
+        return DataLoader([(image, label, None) for image, label in pairs], batch_size=None)
+
+    return build
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """trainer(max_epochs=…, …) -> Trainer on one CPU process."""
+
+    def build(**given) -> Trainer:
+        values = {
+            "accelerator": "cpu",
+            "devices": 1,
+            "logger": CSVLogger(tmp_path),
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+            "inference_mode": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+        }
+        return Trainer(**values | given)
+
+    return build

@@ -1,0 +1,239 @@
+import csv
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import Callback
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vitrail.model import ViT
+from vitrail.training.throughput import Throughput
+
+from .reading import Readings
+
+
+def logged(trainer) -> list[dict[str, str]]:
+    with (Path(trainer.logger.log_dir) / "metrics.csv").open() as rows:
+        return list(csv.DictReader(rows))
+
+
+def fixed_logits(labels, right: int):
+    """A network whose first `right` images are classified rightly, whatever the images show."""
+
+    class Known(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 3, bias=False)
+            self.head.weight.data = 9 * torch.eye(3)
+
+        def forward(self, images):
+            return self.head(images[:, 0, 0])
+
+    shown = torch.where(torch.arange(len(labels)) < right, labels, (labels + 1) % 3)
+    return Known(), F.one_hot(shown, 3).float()[:, None, None].expand(-1, 3, 2, -1)
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 2], 1, 3, 10])
+def test_validation_is_over_images_and_not_over_batches(sizes, classify, trainer):
+    labels = torch.arange(10) % 3
+    network, images = fixed_logits(labels, right=8)
+    batches = [
+        (image, label, None)
+        for image, label in zip(images.split(sizes), labels.split(sizes), strict=True)
+    ]
+    model = classify(3, network, label_smoothing=0.3, mixup=0.5)
+    results = trainer().validate(model, DataLoader(batches, batch_size=None), verbose=False)
+    report = model.report("val")
+    plain = F.cross_entropy(network(images).double(), labels).item()
+    assert report["acc"] == 0.8
+    assert report["count"] == 10
+    assert report["loss"] == pytest.approx(plain, rel=1e-6)
+    assert results[0] == {
+        "val/acc": pytest.approx(0.8),
+        "val/loss": pytest.approx(plain, rel=1e-6),
+    }
+
+
+def test_a_report_has_a_row_for_each_class(classify, trainer):
+    labels = torch.tensor([0, 0, 0, 2])
+    network, images = fixed_logits(labels, right=2)
+    model = classify(3, network)
+    trainer().test(model, DataLoader([(images, labels, None)], batch_size=None), verbose=False)
+    assert model.report("test")["confusion"].tolist() == [[2, 1, 0], [0, 0, 0], [1, 0, 0]]
+    assert model.report("test")["per_class"] == [
+        {"class": "class 0", "count": 3, "correct": 2, "acc": 2 / 3},
+        {"class": "class 1", "count": 0, "correct": 0, "acc": None},
+        {"class": "class 2", "count": 1, "correct": 0, "acc": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("classes, named", [(3, False), (5, False), (6, True)])
+def test_top_5_is_logged_where_there_are_more_classes_than_that(
+    classes, named, classify, batched, trainer
+):
+    model = classify(classes)
+    data = batched(12, 5, classes)
+    assert ("val/acc_top5" in trainer().validate(model, data, verbose=False)[0]) is named
+    assert ("acc_top5" in model.report("val")) is named
+
+
+def test_seven_images_in_batches_of_4_and_3_and_of_1_train_under_mixup_and_cutmix(
+    classify, batched, trainer
+):
+    for size in (4, 6):
+        fitted = trainer(max_epochs=2)
+        model = classify(3, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
+        fitted.fit(model, batched(7, size), batched(7, size))
+        assert fitted.global_step == 4
+        assert torch.isfinite(fitted.callback_metrics["train/loss"])
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_accuracy_in_training_is_logged_only_where_images_are_not_mixed(
+    mixed, classify, batched, trainer
+):
+    fitted = trainer(max_epochs=1)
+    fitted.fit(classify(3, mixup=0.8 if mixed else None), batched(10, 4), batched(4, 4))
+    assert ("train/acc" in fitted.callback_metrics) is not mixed
+
+
+def test_accuracy_in_training_is_over_images_too(classify, trainer):
+    labels = torch.arange(10) % 3
+    network, images = fixed_logits(labels, right=8)
+    network.requires_grad_(False)
+    network.free = nn.Parameter(torch.zeros(()))
+    network.register_forward_hook(lambda module, args, logits: logits + 0 * module.free)
+    batches = zip(images.split(4), labels.split(4), strict=True)
+    fitted = trainer(max_epochs=1)
+    data = DataLoader([(image, label, None) for image, label in batches], batch_size=None)
+    fitted.fit(classify(3, network), data, data)
+    assert fitted.callback_metrics["train/acc"].item() == pytest.approx(0.8)
+
+
+def test_losses_and_the_rate_of_each_step_are_logged(classify, batched, trainer):
+    fitted = trainer(max_epochs=2)
+    fitted.fit(classify(3), batched(10, 4), batched(4, 4))
+    steps = [row for row in logged(fitted) if row["train/loss"]]
+    assert [int(row["step"]) for row in steps] == list(range(6))
+    assert {float(row["lr"]) for row in steps} == {0.1}
+    assert len([row for row in logged(fitted) if row["val/acc"]]) == 2
+
+
+def test_a_network_is_given_the_padding_where_there_is_one(classify, trainer):
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.given = []
+
+        def forward(self, images, *padding):
+            self.given.append(padding)
+            return self.weight * images.mean(dim=(2, 3))
+
+    network, real = Asks(), torch.ones(2, 4, 6, dtype=torch.bool)
+    images, labels = torch.randn(2, 3, 4, 6), torch.tensor([0, 1])
+    data = DataLoader([(images, labels, None), (images, labels, real)], batch_size=None)
+    trainer().validate(classify(3, network), data, verbose=False)
+    assert network.given[0] == ()
+    assert torch.equal(network.given[1][0], real)
+
+
+def test_nothing_waits_for_the_device_between_two_loggings(classify, batched, trainer):
+    class Watch(Callback):
+        """From the end of the first batch to the beginning of the one that is logged."""
+
+        def __init__(self):
+            self.readings = Readings()
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 0:
+                self.readings.__enter__()
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 5:
+                self.readings.__exit__(None, None, None)
+
+    watch, data = Watch(), batched(24, 4)
+    callbacks = [watch, Throughput()]
+    fitted = trainer(max_epochs=1, callbacks=callbacks, log_every_n_steps=6, gradient_clip_val=1.0)
+    fitted.fit(classify(3), data, data)
+    assert not watch.readings.stacks, watch.readings.stacks[0]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "64-true"])
+def test_gradients_are_clipped_and_losses_summed_in_every_precision(
+    precision, classify, batched, trainer, recipe
+):
+    optim = recipe(name="momentum", lr=1.0, weight_decay=0.0, options={"momentum": 0.0})
+    model = classify(3, optim=optim)
+    fitted = trainer(max_steps=1, max_epochs=1, gradient_clip_val=0.01, precision=precision)
+    before = [parameter.clone() for parameter in model.parameters()]
+    fitted.fit(model, batched(40, 40), batched(40, 7))
+    change = torch.cat(
+        [(p.float() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)]
+    )
+    assert change.norm().item() == pytest.approx(
+        0.01, rel=0.2 if precision == "bf16-true" else 0.01
+    )
+    in_one_batch = trainer(precision=precision)
+    loss = model.report("val")["loss"]
+    in_one_batch.validate(model, batched(40, 40), verbose=False)
+    assert model.report("val")["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_fused_optimizer_is_clipped_in_bf16_mixed_where_lightning_would_refuse_it(
+    classify, batched, trainer
+):
+    class Norms(Callback):
+        """Of the gradients that the step before was taken with."""
+
+        found = ()
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            gradients = [p.grad.flatten() for p in pl_module.parameters() if p.grad is not None]
+            self.found += (torch.cat(gradients).norm().item(),) if gradients else ()
+
+    norms = Norms()
+    fitted = trainer(
+        max_epochs=1, callbacks=[norms], gradient_clip_val=0.01, precision="bf16-mixed"
+    )
+    fitted.fit(classify(3), batched(12, 4), batched(8, 4))
+    assert fitted.optimizers[0].param_groups[0]["fused"]
+    assert norms.found == pytest.approx([0.01, 0.01], rel=1e-3)
+
+
+def test_a_smoothing_that_is_no_share_is_refused(classify):
+    with pytest.raises(ValueError, match="label_smoothing=1 is a share"):
+        classify(3, label_smoothing=1)
+
+
+def vit() -> ViT:
+    torch.manual_seed(0)
+    return ViT(image_size=8, patch_size=4, dim=16, depth=1, heads=2, num_classes=3)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiling_changes_neither_names_nor_numbers(
+    backend, classify, batched, trainer, recipe, caplog
+):
+    caplog.set_level(logging.ERROR)
+    data, states, reports = batched(12, 4, shape=(3, 8, 8)), [], []
+    # Not AdamW: the bias of the keys has no gradient, and it would make whole steps of rounding.
+    optim = recipe(name="momentum", options={"momentum": 0.9})
+    for compiled in (True, False):
+        network = vit()
+        if compiled:
+            network.compile(backend=backend)
+        model = classify(3, network, optim=optim)
+        trainer(max_epochs=1).fit(model, data, data)
+        states.append(model.state_dict())
+        reports.append(model.report("val"))
+    assert states[0].keys() == states[1].keys() == {f"network.{n}" for n in vit().state_dict()}
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], msg=name)
+    assert reports[0]["loss"] == pytest.approx(reports[1]["loss"], rel=1e-5)
+    other = vit()
+    other.load_state_dict({n.removeprefix("network."): v for n, v in states[0].items()})

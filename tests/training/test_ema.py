@@ -1,0 +1,163 @@
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.strategies import FSDPStrategy, SingleDeviceStrategy
+from torch.utils.data import DataLoader
+
+from vitrail.training.ema import EMA, check
+from vitrail.training.fsdp import FSDP
+
+from .reading import Readings
+
+DATA = DataLoader(torch.zeros(3, 1))
+
+
+class Scalar(LightningModule):
+    """One weight, from 0 on, with gradient 1 and SGD at rate 1: after n steps it is -n."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.0))
+        self.register_buffer("index", torch.tensor([7, 13, 21]))
+        self.register_buffer("statistic", torch.tensor(0.0))
+        self.validated = []
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def training_step(self, batch):
+        self.statistic += 1
+        return self.weight.clone()
+
+    def validation_step(self, batch):
+        self.validated.append(round(self.weight.item(), 6))
+
+    test_step = validation_step
+
+
+@pytest.fixture
+def fit(trainer, tmp_path):
+    """fit(model, steps, …) -> the trainer after so many steps, and its last checkpoint."""
+
+    def run(model, steps, *, ema=True, ckpt_path=None, data=DATA, **given):
+        saving = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
+        fitted = trainer(
+            max_steps=steps,
+            callbacks=[EMA(0.9)] * ema + [saving],
+            enable_checkpointing=True,
+            **given,
+        )
+        fitted.fit(model, data, DataLoader(torch.zeros(1, 1)), ckpt_path=ckpt_path)
+        return fitted, torch.load(saving.last_model_path, weights_only=True)
+
+    return run
+
+
+def weights(checkpoint) -> tuple[float, float]:
+    """The raw weight and the averaged one."""
+    return tuple(
+        pytest.approx(checkpoint[key]["weight"].item(), abs=1e-6)
+        for key in ("current_model_state", "state_dict")
+    )
+
+
+@pytest.mark.parametrize("sanity", [0, 1])
+def test_three_steps_then_one_more_in_a_new_process(fit, tmp_path, sanity):
+    model = Scalar()
+    _, checkpoint = fit(model, 3, num_sanity_val_steps=sanity)
+    assert weights(checkpoint) == (-3.0, -0.561)
+    assert model.validated == [0.0] * sanity + [-0.561]
+    assert model.weight.item() == pytest.approx(-0.561), "a trained module holds the average"
+
+    resumed = Scalar()
+    _, checkpoint = fit(
+        resumed, 4, ckpt_path=tmp_path / "checkpoints/last.ckpt", num_sanity_val_steps=sanity
+    )
+    assert weights(checkpoint) == (-4.0, -0.9049)
+    assert resumed.weight.item() == pytest.approx(-0.9049)
+
+
+def test_without_averaging_a_checkpoint_says_nothing_of_it(fit):
+    _, checkpoint = fit(Scalar(), 3, ema=False)
+    assert checkpoint["state_dict"]["weight"] == -3
+    assert not checkpoint.keys() & {"current_model_state", "averaging_state"}
+
+
+def test_several_batches_for_a_step_are_one_update(fit):
+    data = DataLoader(torch.zeros(6, 1))
+    _, checkpoint = fit(Scalar(), 3, data=data, accumulate_grad_batches=2)
+    assert weights(checkpoint) == (-3.0, -0.561)
+
+
+def test_evaluating_a_checkpoint_with_the_trainer_that_wrote_it_gives_the_average(fit, tmp_path):
+    model = Scalar()
+    trainer, _ = fit(model, 3)
+    model.validated.clear()
+    data = DataLoader(torch.zeros(1, 1))
+    trainer.validate(model, data, verbose=False)
+    trainer.validate(model, data, ckpt_path=tmp_path / "checkpoints/last.ckpt", verbose=False)
+    trainer.test(model, data, ckpt_path=tmp_path / "checkpoints/last.ckpt", verbose=False)
+    assert model.validated == [-0.561] * 3
+
+
+def test_a_checkpoint_written_during_validation_or_after_training_holds_both(fit, tmp_path):
+    class Interrupted(Scalar):
+        def validation_step(self, batch):
+            self.trainer.save_checkpoint(tmp_path / "during.ckpt")
+
+    trainer, _ = fit(Interrupted(), 3)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    for name in ("during.ckpt", "after.ckpt"):
+        checkpoint = torch.load(tmp_path / name, weights_only=True)
+        assert weights(checkpoint) == (-3.0, -0.561)
+
+
+def test_averaging_may_begin_with_a_checkpoint_that_has_none(fit, tmp_path):
+    fit(Scalar(), 3, ema=False)
+    with pytest.warns(UserWarning, match="not created with WeightAveraging"):
+        _, checkpoint = fit(Scalar(), 4, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert weights(checkpoint) == (-4.0, -3.1)
+
+
+def test_buffers_of_integers_are_copied_and_those_of_floats_averaged(fit):
+    _, checkpoint = fit(Scalar(), 3)
+    assert checkpoint["state_dict"]["index"].tolist() == [7, 13, 21]
+    assert checkpoint["state_dict"]["statistic"].item() == pytest.approx(0.561)
+
+
+def test_a_module_that_was_compiled_in_place_is_averaged_too(fit):
+    class Compiled(Scalar):
+        def __init__(self):
+            super().__init__()
+            self.network = torch.nn.Linear(1, 1)
+            self.network.compile(backend="eager")
+
+        def training_step(self, batch):
+            return super().training_step(batch) + 0 * self.network(batch).sum()
+
+    _, checkpoint = fit(Compiled(), 3)
+    assert weights(checkpoint) == (-3.0, -0.561)
+    assert "network.weight" in checkpoint["state_dict"]
+
+
+def test_an_update_reads_no_value(trainer):
+    model, ema = Scalar(), EMA(0.9)
+    ema.setup(trainer(), model, "fit")
+    with Readings() as readings:
+        ema._average_model.update_parameters(model)
+    assert not readings.stacks
+
+
+@pytest.mark.parametrize("strategy", [FSDP(), FSDPStrategy()])
+def test_sharded_weights_are_refused_before_anything_is_averaged(strategy):
+    with pytest.raises(ValueError, match="use trainer=ddp or ema_decay=null") as refusal:
+        check(strategy)
+    assert "\n" not in str(refusal.value)
+    check(SingleDeviceStrategy())
+
+
+@pytest.mark.parametrize("decay", [0, 1, 1.5])
+def test_a_decay_that_averages_nothing_is_refused(decay):
+    with pytest.raises(ValueError, match="use a number between 0 and 1"):
+        EMA(decay)

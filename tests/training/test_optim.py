@@ -1,0 +1,207 @@
+import copy
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from vitrail.attention.positions.learned import Learned
+from vitrail.attention.positions.rope import RopeMixed
+from vitrail.model import ViT
+from vitrail.training.schedule import WarmupCosine
+
+
+def vit(**given) -> nn.Module:
+    sizes = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2, "num_classes": 5}
+    return ViT(**sizes, registers=2, qk_norm=True, layer_scale=0.1, **given)
+
+
+def timm_vit() -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2,
+        num_classes=5, reg_tokens=2,
+    )  # fmt: skip
+
+
+def swin() -> nn.Module:
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=32, patch_size=4, window_size=4, embed_dim=16,
+        depths=(1, 1), num_heads=(2, 2), num_classes=5,
+    )  # fmt: skip
+
+
+def by_name(optimizer, model) -> dict[str, dict]:
+    """What the optimizer holds for each parameter of the model, and that it holds each once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    held = [
+        (names[id(parameter)], {key: value for key, value in group.items() if key != "params"})
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    assert sorted(name for name, _ in held) == sorted(names.values())
+    return dict(held)
+
+
+def decayed(optimizer, model) -> set[str]:
+    return {name for name, group in by_name(optimizer, model).items() if group["weight_decay"]}
+
+
+@pytest.mark.parametrize("make", [vit, timm_vit, swin])
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_weight_decay_is_for_matrices_and_kernels_alone(make, layer_decay, recipe):
+    model = make()
+    optimizer, _ = recipe(layer_decay=layer_decay).build(model, 10)
+    tables = ("pos_embed", "cls_token", "reg_token", "relative_position_bias_table")
+    assert decayed(optimizer, model) == {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim > 1 and not name.endswith(tables)
+    }
+
+
+@pytest.mark.parametrize("position", [RopeMixed(), Learned()])
+def test_learned_positions_and_pooling_latents_are_not_decayed(position, recipe):
+    model = vit(position=position, pool="map")
+    found = decayed(recipe().build(model, 10)[0], model)
+    assert not [name for name in found if "position" in name or "latent" in name or "pos_" in name]
+
+
+def wrapped_in_ddp(model: nn.Module) -> nn.Module:
+    """DDP without a process group: only the nesting matters here."""
+    ddp = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(ddp)
+    ddp.module = model
+    return ddp
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [compiled_in_place, torch.compile, wrapped_in_ddp, AveragedModel],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_wrapping_a_model_changes_no_group(wrap, name, layer_decay, recipe):
+    model = vit()
+    wrapped = wrap(copy.deepcopy(model))
+    optim = recipe(name=name, layer_decay=layer_decay)
+
+    def groups(model):
+        return [
+            (group["lr"], group["weight_decay"], [tuple(p.shape) for p in group["params"]])
+            for group in optim.build(model, 10)[0].param_groups
+        ]
+
+    assert groups(wrapped) == groups(model)
+
+
+def test_a_step_without_gradients_scales_matrices_by_099_and_leaves_the_rest(recipe):
+    model = vit()
+    before = copy.deepcopy(model.state_dict())
+    optimizer, _ = recipe(lr=0.1, weight_decay=0.1).build(model, 10)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    matrices = decayed(optimizer, model)
+    for name, parameter in model.named_parameters():
+        expected = before[name] * (0.99 if name in matrices else 1.0)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
+
+
+def test_layer_decay_scales_the_rate_itself_and_the_schedule_keeps_the_ratio(recipe):
+    model = vit()
+    optim = recipe(lr=0.8, layer_decay=0.5, schedule=WarmupCosine(warmup=0.0, final=0.0))
+    optimizer, scheduler = optim.build(model, 2)
+    expected = {
+        "patch_embed.proj.weight": 0.1, "cls_token": 0.1, "pos_embed": 0.1,
+        "blocks.0.attn.qkv.weight": 0.2, "blocks.1.mlp.fc1.bias": 0.4, "norm.weight": 0.4,
+        "head.weight": 0.8, "head.bias": 0.8,
+    }  # fmt: skip
+    rates = {name: group["lr"] for name, group in by_name(optimizer, model).items()}
+    assert {name: rates[name] for name in expected} == pytest.approx(expected)
+    optimizer.step()
+    scheduler.step()
+    halves = {name: group["lr"] for name, group in by_name(optimizer, model).items()}
+    assert halves == pytest.approx({name: rate / 2 for name, rate in rates.items()})
+
+
+def test_layer_decay_of_a_model_without_layers_is_refused(recipe):
+    with pytest.raises(ValueError, match="needs a model that orders its layers"):
+        recipe(layer_decay=0.5).build(nn.Linear(2, 2), 10)
+
+
+@pytest.mark.parametrize("make", [vit, timm_vit])
+def test_muon_turns_the_matrices_of_the_blocks_and_leaves_the_rest_to_adamw(make, recipe):
+    model = make()
+    optimizer, _ = recipe(name="muon").build(model, 10)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    turned = {
+        name
+        for name, parameter in model.named_parameters()
+        if optimizer.state[parameter]["use_muon"]
+    }
+    assert turned == {
+        f"blocks.{block}.{layer}.weight"
+        for block in (0, 1)
+        for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    }
+
+
+def test_frozen_parameters_are_left_out(recipe):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    held = [p for group in recipe().build(model, 10)[0].param_groups for p in group["params"]]
+    assert {id(parameter) for parameter in held} == {id(p) for p in model[1].parameters()}
+
+
+def test_the_fused_step_is_taken_where_torch_has_one_and_nothing_forbids_it(recipe):
+    def fused(optim, **given):
+        return optim.build(nn.Linear(2, 2), 10, **given)[0].param_groups[0].get("fused")
+
+    assert fused(recipe())
+    assert not fused(recipe(), fused=False)
+    assert not fused(recipe(options={"foreach": True}))
+    assert not fused(recipe(options={"fused": False}))
+    assert not fused(recipe(name="lion"))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "nadamw", "lamb", "lion", "nmuon"])
+def test_any_optimizer_of_timm_takes_a_step(name, recipe):
+    model = nn.Linear(8, 8)
+    optimizer, _ = recipe(name=name, lr=0.01).build(model, 10)
+    model(torch.randn(4, 8)).square().mean().backward()
+    before = model.weight.clone()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"name": "adamv"}, r"optim\.name=adamv is no optimizer of timm; use adam"),
+        ({"name": "zzz"}, "use adamw or muon"),
+        ({"name": "adahessian"}, "needs second derivatives"),
+        ({"name": "fusedlamb"}, "needs a CUDA device and the package apex"),
+        ({"options": {"beta": 1}}, r"optim\.options\.beta is no option of adamw; use betas"),
+        ({"layer_decay": 1.5}, "use a number above 0 and up to 1, or null"),
+    ],
+)
+def test_what_does_not_exist_is_refused_in_one_line_with_what_does(given, message, recipe):
+    with pytest.raises(ValueError, match=message) as refusal:
+        recipe(**given)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_training_without_end_is_refused(recipe):
+    with pytest.raises(ValueError, match=r"set trainer\.max_epochs or trainer\.max_steps"):
+        recipe().build(nn.Linear(2, 2), math.inf)

@@ -1,0 +1,79 @@
+"""Training and validating on two CPU processes, against one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from . import processes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def run(request, tmp_path_factory) -> Path:
+    """The folder of a run on two processes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    command = [sys.executable, processes.__file__, request.param, "2", str(folder)]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        output, _ = started.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)  # all of them: one alone waits for the other
+        pytest.fail(f"two processes under trainer={request.param} wait for each other")
+    assert started.returncode == 0, output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The folder of the same training on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    processes.train("cpu", 1, folder)
+    return folder
+
+
+def weights(folder: Path, *, raw: bool = False) -> dict[str, torch.Tensor]:
+    checkpoint = torch.load(folder / "checkpoints/1.ckpt", weights_only=True)
+    raw = raw and "current_model_state" in checkpoint
+    return checkpoint["current_model_state" if raw else "state_dict"]
+
+
+def test_processes_with_unequal_numbers_of_batches_report_exactly_the_images_there_are(run):
+    first, second = (json.loads((run / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert (first.pop("batches"), second.pop("batches")) == (6, 5)
+    assert first == second
+
+    network = processes.Network().eval()
+    network.load_state_dict(
+        {k.removeprefix("network."): v for k, v in weights(run / "straight").items()}
+    )
+    with torch.no_grad():
+        logits = network(processes.IMAGES)
+    assert first["report"] == {
+        "acc": (logits.argmax(dim=1) == processes.LABELS).sum().item() / 61,
+        "loss": pytest.approx(F.cross_entropy(logits, processes.LABELS).item(), rel=1e-6),
+        "count": 61,
+    }
+
+
+def test_two_processes_learn_what_one_learns(run, alone):
+    one = weights(alone, raw=True)
+    for name, weight in weights(run / "straight", raw=True).items():
+        if not name.endswith("mean"):
+            torch.testing.assert_close(weight, one[name], atol=1e-6, rtol=0, msg=name)
+
+
+def test_a_resumed_run_ends_where_a_straight_one_does(run):
+    straight = weights(run / "straight", raw=True)
+    for name, weight in weights(run / "resumed", raw=True).items():
+        if not name.endswith("mean"):
+            torch.testing.assert_close(weight, straight[name], atol=1e-6, rtol=0, msg=name)

@@ -1,0 +1,47 @@
+import pytest
+from pytorch_lightning import Callback
+
+from vitrail.training import throughput
+from vitrail.training.throughput import Throughput
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `clock.now += seconds` moves."""
+
+    class Clock:
+        now = 0.0
+
+    monkeypatch.setattr(throughput, "_now", lambda: Clock.now)
+    return Clock
+
+
+class Slow(Callback):
+    """Every training batch takes 2 s and the first of an epoch 50 more, a validation 1000 s."""
+
+    def __init__(self, clock):
+        self.clock, self.rates = clock, []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.clock.now += 2 + 50 * (batch_idx == 0)
+
+    def on_validation_batch_end(self, *args, **kwargs):
+        self.clock.now += 1000
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.rates.append(trainer.callback_metrics["train/images_per_second"].item())
+
+
+@pytest.mark.parametrize("given", [{}, {"accumulate_grad_batches": 2}, {"val_check_interval": 0.5}])
+def test_only_the_time_of_training_batches_counts(given, clock, classify, batched, trainer):
+    slow = Slow(clock)
+    callbacks = [slow, Throughput()]
+    fitted = trainer(max_epochs=2, callbacks=callbacks, log_every_n_steps=2, **given)
+    fitted.fit(classify(3), batched(48, 6), batched(6, 6))
+    assert slow.rates == pytest.approx([3.0, 3.0])
+
+
+def test_an_epoch_that_is_too_short_to_be_measured_reports_nothing(classify, batched, trainer):
+    fitted = trainer(max_epochs=2, callbacks=[Throughput()])
+    fitted.fit(classify(3), batched(6, 6), batched(6, 6))
+    assert "train/images_per_second" not in fitted.callback_metrics
