@@ -291,6 +291,21 @@ def test_a_job_of_a_sweep_can_be_started_again_alone_on_another_device(command):
     assert sys.argv[1] == "-m", "the command itself stays as it was typed"
 
 
+def test_a_job_of_a_sweep_finds_nothing_that_the_one_before_it_left_in_the_environment(
+    place, monkeypatch
+):
+    found = []
+
+    def task(_config: DictConfig, _folder: Path) -> None:
+        found.append("LOCAL_RANK" in os.environ)
+        os.environ["LOCAL_RANK"] = "0"
+
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2"])
+    launch(task, "train", place / "configs")
+    assert found == [False, False]
+    assert "LOCAL_RANK" not in os.environ
+
+
 def test_a_checkpoint_is_gone_on_with_in_the_folder_of_its_run(command, place):
     checkpoint = Path("runs/first/checkpoints/last.ckpt")
     checkpoint.parent.mkdir(parents=True)

@@ -70,7 +70,7 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
     after Ctrl-C and with 143 after SIGTERM. A bug leaves as the error that it is.
     """
     config_dir = config_dir or configs()
-    groups = [path.name for path in config_dir.iterdir() if path.is_dir()]
+    groups = offered(config_dir / f"{config_name}.yaml")
     traced = os.environ.get(FULL_ERROR) == "1"
     register()
 
@@ -79,7 +79,6 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
         folder = Path(call.runtime.output_dir)
         if call.mode == RunMode.MULTIRUN:
             name = f"job {call.job.num} ({' '.join(_typed(call.overrides.task))})"
-            print(name, flush=True)
             errors, around = SweepJob(groups, traced, name), _as_single_run(call)
         else:
             errors, around = OneLine(groups, traced), removed_if_unused(folder, call.output_subdir)
@@ -105,6 +104,13 @@ def configs() -> Path:
     """The folder of configs: packaged with an installed vitrail, else the checkout's own."""
     packaged = Path(__file__).parent / "configs"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def offered(command: Path) -> list[str]:
+    """The config groups in a command's list of defaults, whether or not one has a choice yet."""
+    defaults = OmegaConf.load(command).defaults
+    groups = [group for default in defaults if isinstance(default, DictConfig) for group in default]
+    return [group for group in groups if " " not in group]  # without `override hydra/…`
 
 
 @dataclass(frozen=True)
@@ -167,12 +173,12 @@ def _without(added: list[str], call: HydraConf) -> DictConfig:
 
 @contextmanager
 def _as_single_run(call: HydraConf) -> Iterator[None]:
-    """Make this process's command line that of one job of a sweep.
+    """Let one job of a sweep find and leave this process as it would be for the job alone.
 
-    Lightning starts the same command line again for every further device, and would start the
-    whole sweep.
+    Lightning starts the same command line again for every further device: here that must not be
+    the whole sweep. It leaves its process group and the variables that name its place in it.
     """
-    command = sys.argv
+    command, environment = sys.argv, dict(os.environ)
     hydras = [own for own in _typed(call.overrides.hydra) if not own.startswith("hydra.mode=")]
     sys.argv = [command[0], *hydras, *_typed(call.overrides.task)]
     with read_write(call):
@@ -181,3 +187,8 @@ def _as_single_run(call: HydraConf) -> Iterator[None]:
         yield
     finally:
         sys.argv = command
+        os.environ.clear()
+        os.environ.update(environment)
+        distributed = sys.modules.get("torch.distributed")
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
