@@ -32,6 +32,9 @@ class Witness(pl.LightningModule):
         self.validated += [float(image.sum()) for image in batch.images]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert (
+            self.trainer.estimated_stepping_batches
+        )  # a schedule asks, and thereby builds loaders
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 

@@ -114,6 +114,8 @@ class ImageData(pl.LightningDataModule):
         self._known: tuple[str, ...] | None = None
         self._listed: Splits | None = None
         self._prepared: dict[str, Images] = {}
+        self._train: Loader | None = None
+        self._place: dict[str, int] | None = None  # where a resumed run begins
 
     def prepare_data(self) -> None:
         """Download and unpack what is missing. Lightning calls this in one process per machine."""
@@ -198,7 +200,10 @@ class ImageData(pl.LightningDataModule):
         return Loader(batches, order, workers=self._worker_count())
 
     def train_dataloader(self) -> Loader:
-        return self.loader("train")
+        self._train = self.loader("train")
+        if self._place is not None:
+            self._train.load_state_dict(self._place)
+        return self._train
 
     def val_dataloader(self) -> Loader | list[Loader]:
         """Without a val split an empty list: Lightning's way to have nothing to validate."""
@@ -206,6 +211,16 @@ class ImageData(pl.LightningDataModule):
 
     def test_dataloader(self) -> Loader:
         return self.loader(self.evaluated_split)
+
+    def state_dict(self) -> dict[str, int]:
+        """The place in the training images, which Lightning keeps in checkpoints."""
+        return {} if self._train is None else self._train.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Called before or after `train_dataloader`, as the strategy likes."""
+        self._place = state_dict
+        if self._train is not None:
+            self._train.load_state_dict(state_dict)
 
     def _worker_count(self) -> int:
         if self.workers != "auto":
