@@ -32,9 +32,8 @@ class Witness(pl.LightningModule):
         self.validated += [float(image.sum()) for image in batch.images]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        assert (
-            self.trainer.estimated_stepping_batches
-        )  # a schedule asks, and thereby builds loaders
+        # As schedules do: it builds the loaders before Lightning restores its loops.
+        assert self.trainer.estimated_stepping_batches > 0
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
