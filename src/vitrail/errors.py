@@ -97,8 +97,7 @@ def _unknown_choice(path: str, options: list[str]) -> str:
 
 def _unknown_key(error: ConfigKeyError | ConfigAttributeError, groups: Collection[str]) -> str:
     parent = error.parent_node
-    # A group that this command does not have is no way out.
-    known = [*keys(parent._get_root()), *(name for name in groups if name != error.full_key)]
+    known = [*keys(parent._get_root()), *groups]
     return unknown_key(error.full_key, known, parent.get("_target_"))
 
 

@@ -1,6 +1,7 @@
 """Checkpoints as a run writes them: best and last, each whole or not at all, describing itself."""
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ class BestAndLast(ModelCheckpoint):
                 "trainer.max_steps"
             )
         return path
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with warnings.catch_warnings():
+            # A run that goes on finds its own checkpoints there.
+            warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
+            super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
