@@ -8,7 +8,7 @@ from vitrail.tracking.atomic import write_json, write_text
 def test_a_write_that_fails_leaves_the_previous_file_and_nothing_else(tmp_path, full_disk):
     path = tmp_path / "notes.txt"
     write_text(path, "whole\n")
-    with full_disk(), pytest.raises(OSError, match=r"too large: .*/notes.txt"):
+    with full_disk(512), pytest.raises(OSError, match=r"too large: .*/notes.txt"):
         write_text(path, "half" * 1000)
     assert path.read_text() == "whole\n"
     assert list(tmp_path.iterdir()) == [path]

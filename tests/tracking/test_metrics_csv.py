@@ -70,7 +70,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
 def test_a_full_disk_is_an_error_with_the_path_and_keeps_the_rows(tmp_path, full_disk):
     logger = MetricsCSV(tmp_path, resumed_at=None)
     logger.log_metrics({"loss": 0.5}, step=0)
-    with full_disk(), pytest.raises(OSError, match=r"too large: .*/metrics.csv"):
+    with full_disk(512), pytest.raises(OSError, match=r"too large: .*/metrics.csv"):
         logger.log_metrics({"loss": 0.5, "x" * 1000: 0.5}, step=1)
     assert [row["step"] for row in rows(tmp_path)] == ["0"]
 
