@@ -20,7 +20,7 @@ def load(source, **changes) -> ViT:
 
 
 @pytest.fixture
-def no_network(monkeypatch):
+def timms_weights(monkeypatch):
     """timm's models with weights of our own making, as if they had been downloaded."""
     build = timm.create_model
 
@@ -96,7 +96,7 @@ def test_a_grid_that_is_not_square_is_not_guessed(tmp_path):
         load(tmp_path / "teacher.pt", image_size=64)
 
 
-def test_a_timm_name_loads_timms_weights(no_network, caplog):
+def test_a_timm_name_loads_timms_weights(timms_weights, caplog):
     with caplog.at_level(logging.INFO):
         model = ViT(
             image_size=(64, 96),
@@ -107,7 +107,7 @@ def test_a_timm_name_loads_timms_weights(no_network, caplog):
             num_classes=5,
             pretrained="vit_tiny_patch16_224",
         )
-    teacher = no_network("vit_tiny_patch16_224", pretrained=True)
+    teacher = timms_weights("vit_tiny_patch16_224", pretrained=True)
     assert torch.equal(model.blocks[11].mlp.fc1.weight, teacher.blocks[11].mlp.fc1.weight)
     (line,) = caplog.messages
     assert "vit_tiny_patch16_224, fresh head (1000 -> 5 classes)" in line
@@ -124,13 +124,13 @@ def test_weights_without_a_head_get_a_fresh_one(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "swin_tiny_patch4_window7_224"])
-@pytest.mark.usefixtures("no_network")
+@pytest.mark.usefixtures("timms_weights")
 def test_a_timm_model_that_is_no_vision_transformer_is_refused(name):
     with pytest.raises(ValueError, match=f"pretrained={name} is no VisionTransformer; use a name"):
         load(name)
 
 
-@pytest.mark.usefixtures("no_network")
+@pytest.mark.usefixtures("timms_weights")
 def test_weights_that_do_not_fit_list_what_differs():
     with pytest.raises(
         ValueError,

@@ -1,4 +1,4 @@
-"""Multi-head attention over a grid of tokens: the formula, and the modules that hold its weights."""
+"""Multi-head attention over a grid of tokens: the formula, and modules that hold its weights."""
 
 import torch
 from einops import rearrange
@@ -23,17 +23,17 @@ def attend(
     dropout_p: float = 0.0,
     backend: str | Backend = "sdpa",
 ) -> Tensor:
-    """softmax(q k^T * scale + bias, over what may be seen) v, computed by the backend that is named.
+    """softmax(q k^T * scale + bias, over what may be seen) v, by the backend that is named.
 
-    q, k, v: (B, h, N, d). mask: see `Mask`, True = may be seen. bias: (1|B, 1|h, N, N) float, -inf allowed.
-    scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing gives 0 and sends no
-    gradient. Raises `backends.Refused` when the backend cannot serve this call.
+    q, k, v: (B, h, N, d). mask: see `Mask`, True = may be seen. bias: (1|B, 1|h, N, N) float, -inf
+    allowed. scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing
+    gives 0 and sends no gradient. Raises `backends.Refused` when the backend cannot serve it.
     """
     mask = Mask() if mask is None else mask
     if bias is not None and (bias.ndim != 4 or not bias.is_floating_point()):
         raise ValueError(
-            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be a float tensor with 4 axes "
-            "(1|B, 1|h, N, N), and what hides keys goes into mask="
+            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be a float tensor with "
+            "4 axes (1|B, 1|h, N, N), and what hides keys goes into mask="
         )
     kernel = backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -41,10 +41,10 @@ def attend(
 
 
 class MultiHeadAttention2d(nn.Module):
-    """Self-attention on tokens (B, N, dim) that lie on a `Grid`; weights carry timm's names qkv and proj.
+    """Self-attention on tokens (B, N, dim) that lie on a `Grid`; weights have timm's names.
 
-    scale: d**-0.5 of the head width d unless given. dropout: share of attention weights dropped in training.
-    Raises ValueError when `heads` does not divide `dim`.
+    scale: d**-0.5 of the head width d unless given. dropout: share of attention weights dropped in
+    training. Raises ValueError when `heads` does not divide `dim`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MultiHeadAttention2d(nn.Module):
         dim: int,
         heads: int,
         *,
-        position: Position = NoPosition(),
+        position: Position = NoPosition(),  # noqa: B008 (frozen)
         backend: str = "sdpa",
         scale: float | None = None,
         dropout: float = 0.0,
@@ -81,7 +81,7 @@ class MultiHeadAttention2d(nn.Module):
     ) -> Tensor:
         """(B, N, dim) -> (B, N, dim) with N = grid.tokens, prefix tokens first.
 
-        padding: (B, rows, cols) or (B, rows * cols) bool, True = real; what lies in padding cannot leak.
+        padding: (B, rows, cols) or (B, rows * cols) bool, True = real; its content cannot leak.
         mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column).
         bias: like mask, float, added to the scaled scores. Several masks combine by AND.
         """
@@ -149,7 +149,7 @@ class MultiHeadAttention2d(nn.Module):
 
 
 class SelfAttention2d(nn.Module):
-    """Self-attention as a layer for a feature map, (B, C, H, W) -> (B, C, H, W), read row by row."""
+    """Self-attention for a feature map, (B, C, H, W) -> (B, C, H, W), read row by row."""
 
     def __init__(self, dim: int, heads: int, **options):
         super().__init__()
@@ -163,7 +163,7 @@ class SelfAttention2d(nn.Module):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """padding: (B, H, W) bool, True = real; mask and bias as in `MultiHeadAttention2d` with N = H * W."""
+        """padding: (B, H, W) bool, True = real; mask, bias: as for `MultiHeadAttention2d`."""
         grid = Grid(*x.shape[-2:])
         tokens = rearrange(x, "b c h w -> b (h w) c")
         tokens = self.attn(tokens, grid, padding=padding, mask=mask, bias=bias)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """A rows x cols map of tokens, read row by row, behind `prefix` tokens that have no place on it.
+    """A rows x cols map of tokens, read row by row, behind `prefix` tokens without a place on it.
 
-    Prefix tokens are the class token and the registers; token `prefix + row * cols + col` lies at (row, col).
+    Prefix tokens are the class token and the registers; token `prefix + row * cols + col` lies at
+    (row, col).
     """
 
     rows: int

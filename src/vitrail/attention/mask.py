@@ -14,17 +14,18 @@ from vitrail.attention.grid import Grid
 
 @dataclass(frozen=True)
 class Mask:
-    """The answer to "who may see whom", still in parts so that a backend can lower it its own best way.
+    """Who may see whom, still in parts so that a backend can lower it its own best way.
 
-    padding: (B, N) bool, True = the key is real. allowed: (1|B, 1|h, N, N) bool, True = the query (third
-    axis) may see the key (fourth axis). Either may be None; both None means that everyone sees everyone.
+    padding: (B, N) bool, True = the key is real. allowed: (1|B, 1|h, N, N) bool, True = the query
+    (third axis) may see the key (fourth axis). Either may be None; both None means that everyone
+    sees everyone.
     """
 
     padding: Tensor | None = None
     allowed: Tensor | None = None
 
     def __post_init__(self):
-        # A float would be added to the scores, and a 3-D mask read as one a head: hence no other kinds.
+        # A float would be added to the scores, and a 3-D mask read as one mask a head.
         for name, tensor, axes in (("padding", self.padding, 2), ("allowed", self.allowed, 4)):
             if tensor is not None and (tensor.dtype != torch.bool or tensor.ndim != axes):
                 raise ValueError(
@@ -40,14 +41,14 @@ class Mask:
         return "none" if self.padding is None else "keys"
 
     def visible(self) -> Tensor | None:
-        """One bool tensor that broadcasts to (B, h, N, N), True = may be seen; (B, 1, 1, N) for `keys`."""
+        """Bool, True = may be seen; broadcasts to (B, h, N, N), and is (B, 1, 1, N) for `keys`."""
         if self.padding is None:
             return self.allowed
         keys = self.padding[:, None, None, :]
         return keys if self.allowed is None else keys & self.allowed
 
     def additive(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The mask folded into `bias` as -inf where nothing may be seen; bool while there is no bias."""
+        """The mask folded into `bias` as -inf where hidden; bool while there is no bias."""
         visible = self.visible()
         if bias is None or visible is None:
             return visible if bias is None else bias.to(dtype)
@@ -55,7 +56,7 @@ class Mask:
 
 
 def token_padding(padding: Tensor | None, grid: Grid, batch: int) -> Tensor | None:
-    """(B, rows, cols) or (B, rows * cols) bool, True = real -> (B, N); prefix tokens are always real."""
+    """(B, rows, cols) or (B, rows * cols) bool, True = real -> (B, N), its prefix always real."""
     if padding is None:
         return None
     if padding.dtype != torch.bool:

@@ -11,8 +11,8 @@ MLPS = {"mlp": Mlp, "swiglu": SwiGLU}
 class Block(nn.Module):
     """x + attention(norm1(x)), then x + mlp(norm2(x)); each branch may be scaled and dropped.
 
-    layer_scale: the initial value of a learned scale a channel (Touvron et al. 2021), None for none.
-    drop_path: probability that a sample skips a branch in training (Huang et al. 2016).
+    layer_scale: the initial value of a learned scale a channel (Touvron et al. 2021), None for
+    none. drop_path: probability that a sample skips a branch in training (Huang et al. 2016).
     """
 
     def __init__(

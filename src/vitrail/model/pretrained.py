@@ -1,4 +1,4 @@
-"""Begin from weights that exist: a timm model by name, or a file, with head and grid adapted and said so."""
+"""Begin from weights that exist: a timm model or a file, head and grid adapted and said so."""
 
 import logging
 from math import isqrt
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def load_pretrained(model: nn.Module, source: str) -> None:
-    """Load `source` into a ViT: a timm model's name, or the path of a state dict or of a vitrail checkpoint.
+    """Load `source` into a ViT: a timm name, or the path of a state dict or vitrail checkpoint.
 
     The head stays fresh when the number of classes differs, and a position table of another grid is
     resampled; both are logged in one line. Raises ValueError for any other difference, listing it.
@@ -35,7 +35,8 @@ def load_pretrained(model: nn.Module, source: str) -> None:
         weights["pos_embed"] = resample_table(weights["pos_embed"], old_grid, new_grid)
         if (old_grid.rows, old_grid.cols) != (new_grid.rows, new_grid.cols):
             adapted.append(
-                f"positions resampled ({old_grid.rows}x{old_grid.cols} -> {new_grid.rows}x{new_grid.cols})"
+                f"positions resampled ({old_grid.rows}x{old_grid.cols} -> "
+                f"{new_grid.rows}x{new_grid.cols})"
             )
     _check_fit(model, weights, source)
     model.load_state_dict(weights, strict=True)
@@ -74,7 +75,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             content = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    # torch reads a file that is no checkpoint as pickle's opcodes, so that any of these may come of it.
+    # torch takes whatever a file holds for pickle's opcodes: any of these may come of it.
     except (
         SafetensorError,
         UnpicklingError,
@@ -112,8 +113,9 @@ def _grid_of(weights: dict[str, Tensor], model: nn.Module, source: str) -> Grid:
     side = isqrt(max(area, 0))
     if side == 0 or side * side != area:
         raise ValueError(
-            f"pretrained={source} has {area + own.prefix} position rows, which are not {own.prefix} for "
-            "prefix tokens and a square map; build the model for the grid and the tokens of the weights"
+            f"pretrained={source} has {area + own.prefix} position rows, which are not "
+            f"{own.prefix} for prefix tokens and a square map; "
+            "build the model for the grid and the tokens of the weights"
         )
     return Grid(side, side)
 

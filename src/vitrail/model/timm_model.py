@@ -14,7 +14,7 @@ def create(
     pretrained: bool,
     drop_path: float,
 ) -> nn.Module:
-    """`timm.create_model(name)` for images of `image_size` pixels; near names are offered for a wrong one."""
+    """`timm.create_model(name)` for images of `image_size` pixels and `num_classes`."""
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; near it are {', '.join(near)}" if near else ""

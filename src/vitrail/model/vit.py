@@ -1,4 +1,4 @@
-"""The vision transformer (Dosovitskiy et al. 2020) over vitrail's attention, named as timm names it."""
+"""The vision transformer (Dosovitskiy et al. 2020) over vitrail's attention, in timm's names."""
 
 from collections.abc import Iterable
 
@@ -17,14 +17,15 @@ from vitrail.model.pretrained import load_pretrained
 
 
 class ViT(nn.Module):
-    """stem -> position -> blocks -> norm -> pool -> head; images (B, 3, H, W) -> logits (B, num_classes).
+    """stem -> position -> blocks -> norm -> pool -> head; (B, 3, H, W) -> (B, num_classes).
 
-    image_size, patch_size: pixels, one number or (height, width). registers: extra learned tokens (Darcet et
-    al. 2023). pool: `token` (the class token), `avg` (real tokens) or `map` (a learned query). layer_scale and
-    drop_path: see `Block`; drop_path grows linearly with depth up to the value given. stem: `patch` or `conv`.
-    pretrained: a timm model's name or a file of weights to begin from, see `load_pretrained`.
-    The state dict loads strictly into timm's `VisionTransformer` of the same shape, and the reverse.
-    Raises ValueError for sizes that do not divide and for parts that do not fit together.
+    image_size, patch_size: pixels, one number or (height, width). registers: extra learned tokens
+    (Darcet et al. 2023). pool: `token` (the class token), `avg` (real tokens) or `map` (a learned
+    query). layer_scale and drop_path: see `Block`; drop_path grows linearly with depth up to the
+    value given. stem: `patch` or `conv`. pretrained: a timm model's name or a file of weights to
+    begin from, see `load_pretrained`. The state dict loads strictly into timm's `VisionTransformer`
+    of the same shape, and the reverse. Raises ValueError for sizes that do not divide and for parts
+    that do not fit together.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class ViT(nn.Module):
         depth: int,
         heads: int,
         num_classes: int,
-        position: Position = Learned(),
+        position: Position = Learned(),  # noqa: B008 (frozen)
         backend: str = "sdpa",
         stem: str = "patch",
         class_token: bool = True,
@@ -106,7 +107,7 @@ class ViT(nn.Module):
             load_pretrained(self, pretrained)
 
     def forward(self, images: Tensor, padding: Tensor | None = None) -> Tensor:
-        """padding: (B, H, W) bool on pixels, True = real; a patch is real when any of its pixels is.
+        """padding: (B, H, W) bool, True = real pixel; a patch is real when any pixel is.
 
         Image sizes may vary from call to call as long as whole patches fit.
         """
@@ -121,10 +122,8 @@ class ViT(nn.Module):
         return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, padding)))
 
     def tokens(self, images: Tensor, grid: Grid) -> Tensor:
-        """(B, 3, H, W) -> (B, N, C): class token, registers, then the map row by row, with positions added."""
-        x = (
-            self.patch_embed(images).flatten(2).transpose(1, 2)
-        )  # (B, C, rows, cols) -> (B, area, C)
+        """(B, 3, H, W) -> (B, N, C): class token, registers, the map row by row, with positions."""
+        x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, area, C)
         prefix = [
             token.expand(len(x), -1, -1)
             for token in (self.cls_token, self.reg_token)
@@ -167,22 +166,22 @@ class ViT(nn.Module):
 
 
 def real_patches(padding: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """(B, H, W) bool on pixels -> (B, rows, cols) bool: a patch is real when any of its pixels is."""
+    """(B, H, W) bool -> (B, rows, cols) bool: a patch is real when any of its pixels is."""
     return F.max_pool2d(padding.float(), patch_size).bool()
 
 
 def initialise(model: ViT) -> None:
     """Every weight's first value, as timm's VisionTransformer has it.
 
-    linear weights, position tables: normal(0, 0.02) truncated; linear biases: 0; class and register tokens:
-    normal(0, 1e-6); norms, layer scales, convolutions and pooling latents: as their own modules set them.
+    linear weights, position tables: normal(0, 0.02) truncated; linear biases: 0; class and register
+    tokens: normal(0, 1e-6); norms, layer scales, convolutions and pooling latents: as their own
+    modules set them.
     """
     for token in (model.cls_token, model.reg_token):
         if token is not None:
             nn.init.normal_(token, std=1e-6)
-    for module in reversed(
-        list(model.modules())
-    ):  # children first, so that a parent has the last word
+    # Children come first, so that a parent has the last word.
+    for module in reversed(list(model.modules())):
         if isinstance(module, nn.Linear):
             _initialise_linear(module)
         elif hasattr(module, "init_weights"):
@@ -199,8 +198,8 @@ def _check_padding(padding: Tensor, images: Tensor) -> None:
     fits = (len(images), *images.shape[-2:])
     if padding.dtype != torch.bool or padding.shape != fits:
         raise ValueError(
-            f"padding is {padding.dtype} of shape {tuple(padding.shape)}; for these images it must be "
-            f"torch.bool of shape {fits}, True = real"
+            f"padding is {padding.dtype} of shape {tuple(padding.shape)}; for these images it must "
+            f"be torch.bool of shape {fits}, True = real"
         )
 
 

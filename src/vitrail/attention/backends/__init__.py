@@ -1,7 +1,8 @@
 """The kernels that can compute attention, one file each, and the contract they share.
 
-A backend states what it can do (`capabilities`), says why it cannot serve a request (`refuse`), and computes
-(`__call__`). Nothing is ever substituted: `resolve` returns the backend that was named or raises `Refused`.
+A backend states what it can do (`capabilities`), says why it cannot serve a request (`refuse`), and
+computes (`__call__`). Nothing is ever substituted: `resolve` returns the backend that was named or
+raises `Refused`.
 """
 
 import importlib
@@ -28,10 +29,10 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What one attention call asks of a backend: everything that decides who can serve it, and no tensor.
+    """What one attention call asks of a backend: all that decides who can serve it, no tensor.
 
-    device is a torch device type; compute is the CUDA compute capability, None elsewhere. width is the
-    per-head width d, mask one of `none`, `keys`, `dense`.
+    device is a torch device type; compute is the CUDA compute capability, None elsewhere. width is
+    the per-head width d, mask one of `none`, `keys`, `dense`.
     """
 
     device: str
@@ -72,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Capability:
-    """What a backend can do on one kind of device; every field is a promise that the contract tests hold."""
+    """What a backend can do on one kind of device; the contract tests hold each field to it."""
 
     dtypes: frozenset[torch.dtype] = FLOATS
     masks: frozenset[str] = frozenset({"none", "keys", "dense"})
@@ -84,7 +85,7 @@ class Capability:
     compute: tuple[int, int] | None = None
 
     def missing(self, request: Request) -> list[str]:
-        """What the request needs and this capability lacks, each as "take X" after the word "cannot"."""
+        """What the request needs and this lacks, each as "take X" after the word "cannot"."""
         lacks = []
         if request.dtype not in self.dtypes:
             lacks.append(f"compute in {_name(request.dtype)}")
@@ -113,7 +114,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Profiler names that prove which kernel ran: all of `required` are seen, none of `forbidden` is."""
+    """Profiler names that prove which kernel ran: all that are required, none that is forbidden."""
 
     required: frozenset[str] = field(default_factory=frozenset)
     forbidden: frozenset[str] = field(default_factory=frozenset)
@@ -133,7 +134,7 @@ class Backend:
         return capability.missing(request)
 
     def kernels(self, request: Request) -> Kernels:
-        """What a profiler must and must not see when this backend serves the request without compile."""
+        """What a profiler must and must not see when this backend serves the request."""
         raise NotImplementedError
 
     def __call__(
@@ -147,7 +148,7 @@ class Backend:
         scale: float,
         dropout_p: float,
     ) -> Tensor:
-        """softmax(q k^T * scale + bias, over what may be seen) v on (B, h, N, d); dead rows give 0."""
+        """softmax(q k^T * scale + bias, over what is visible) v, (B, h, N, d); dead rows give 0."""
         raise NotImplementedError
 
 
@@ -158,7 +159,7 @@ def names() -> list[str]:
 
 @cache
 def load(name: str) -> Backend:
-    """The backend of that name; its file, and with it any optional package, is imported only now."""
+    """The backend of that name; its file, and any optional package, is imported only now."""
     if name not in names():
         near = get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -172,7 +173,7 @@ def permitted(request: Request) -> list[str]:
 
 
 def resolve(request: Request, backend: str | Backend) -> Backend:
-    """The backend that was named, or `Refused` with what clashes and what would work; no tensor is read."""
+    """The backend that was named, or `Refused` with what clashes and what would work."""
     backend = load(backend) if isinstance(backend, str) else backend
     if lacks := backend.refuse(request):
         able = permitted(request)
@@ -182,7 +183,7 @@ def resolve(request: Request, backend: str | Backend) -> Backend:
 
 
 def without_autocast(device: str) -> AbstractContextManager:
-    """A context in which nothing is cast; the meta device, which counts operations, knows no autocast."""
+    """A context in which nothing is cast; the meta device, for counting, knows no autocast."""
     if torch.amp.is_autocast_available(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()

@@ -36,8 +36,8 @@ class Eager(Backend):
                 scores = scores + bias
             if hidden is None:
                 return F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v
-            # A dead row keeps its scores, so that its softmax is finite, and its output is made 0: that
-            # costs N x d and not N x N, and sends no gradient back.
+            # A dead row keeps its scores, so that its softmax is finite, and its output is made 0:
+            # that costs N x d and not N x N, and sends no gradient back.
             dead = hidden.all(-1, keepdim=True)
             scores = scores.masked_fill(hidden & ~dead, float("-inf"))
             out = F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention, with the kernel left to torch or pinned by a sibling file."""
+"""torch's scaled_dot_product_attention, the kernel left to torch or pinned by a sibling file."""
 
 from contextlib import nullcontext
 
@@ -22,10 +22,9 @@ class Sdpa(Backend):
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         bias = mask.additive(bias, q.dtype)
         if bias is not None and not torch.is_grad_enabled():
-            bias = (
-                bias.detach()
-            )  # flash on CPU refuses a learned bias even where nothing is recorded
-        # Entered here and not around the model: a context outside a compiled graph does not force the kernel.
+            # Flash on CPU refuses a learned bias even where no gradient is recorded.
+            bias = bias.detach()
+        # Entered here, not around the model: outside a compiled graph it does not force the kernel.
         with nullcontext() if self.pinned is None else sdpa_kernel(self.pinned):
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, dropout_p=dropout_p, scale=scale

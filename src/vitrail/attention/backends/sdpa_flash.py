@@ -1,7 +1,8 @@
 """SDPA pinned to flash attention: torch's own on CPU, FlashAttention-2 (Dao 2023) on CUDA.
 
-On CPU it takes masks and biases, but neither drops weights nor gives a bias gradient; on CUDA it takes no mask
-at all (torch 2.14, aten/src/ATen/native/transformers/sdp_utils_cpp.cpp and cuda/sdp_utils.cpp).
+On CPU it takes masks and biases, but neither drops weights nor gives a bias gradient; on CUDA it
+takes no mask at all (torch 2.14, aten/src/ATen/native/transformers/sdp_utils_cpp.cpp and
+cuda/sdp_utils.cpp).
 """
 
 from torch.nn.attention import SDPBackend

@@ -1,7 +1,8 @@
-"""Ways to tell attention where a token sits, one file each, and the two places where they can speak.
+"""Ways to tell attention where a token sits, one file each, and the two places they speak in.
 
-A position is a frozen recipe. At the model's entrance it may add to the tokens (`table`, `embed`); inside each
-attention layer, the module that `layer` makes may turn q and k or add a bias to the scores.
+A position is a frozen recipe. At the model's entrance it may add to the tokens (`table`, `embed`);
+inside each attention layer, the module that `layer` makes may turn q and k or add a bias to the
+scores.
 """
 
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Position:
         return self
 
     def table(self, dim: int) -> nn.Parameter | None:
-        """A learned table for the model's entrance, owned by the model under timm's name `pos_embed`."""
+        """A learned table for the model's entrance, which the model owns as `pos_embed`."""
         return None
 
     def embed(self, x: Tensor, table: Tensor | None, grid: Grid) -> Tensor:

@@ -11,9 +11,10 @@ from vitrail.attention.positions import Position
 
 
 def resample_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """(1, old.tokens, C) -> (1, new.tokens, C): bicubic with antialiasing in fp32, prefix rows untouched.
+    """(1, old.tokens, C) -> (1, new.tokens, C): bicubic, antialiased, fp32, prefix untouched.
 
-    Equal to timm's `resample_abs_pos_embed`. Raises ValueError when the prefix rows differ in number.
+    Equal to timm's `resample_abs_pos_embed`. Raises ValueError when the prefix rows differ in
+    number.
     """
     if old.prefix != new.prefix:
         raise ValueError(
@@ -31,7 +32,7 @@ def resample_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
 
 @dataclass(frozen=True)
 class Learned(Position):
-    """One row a token. `prefix=False` gives class token and registers no row (timm's no_embed_class)."""
+    """One row a token; with `prefix=False` none for class token and registers (no_embed_class)."""
 
     prefix: bool = True
     grid: Grid | None = None

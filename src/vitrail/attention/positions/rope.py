@@ -1,8 +1,9 @@
 """Rotary position embedding in two dimensions: pairs of q and k turn by row and column.
 
-Axial (equal to timm's `RotaryEmbeddingCat(in_pixels=False, grid_indexing="xy")`): pairs are interleaved, the
-first half of them turns by the column, the second by the row. Mixed (Heo et al. 2024, arXiv:2403.13298; timm's
-`RotaryEmbeddingMixed`): every head of every layer learns its own directions. Tables stay fp32.
+Axial (equal to timm's `RotaryEmbeddingCat(in_pixels=False, grid_indexing="xy")`): pairs are
+interleaved, the first half of them turns by the column, the second by the row. Mixed (Heo et al.
+2024, arXiv:2403.13298; timm's `RotaryEmbeddingMixed`): every head of every layer learns its own
+directions. Tables stay fp32.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ def turn(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def angles_on(grid: Grid, frequencies: Tensor) -> Tensor:
-    """(2, 1|h, d/2) frequencies by column and by row -> (1|h, N, d/2) fp32; prefix tokens are not turned."""
+    """(2, 1|h, d/2) frequencies by column and row -> (1|h, N, d/2) fp32, 0 for prefix tokens."""
     rows, cols = grid.coordinates(frequencies.device)
     by_col, by_row = frequencies.float()
     angles = cols[:, None] * by_col[:, None, :] + rows[:, None] * by_row[:, None, :]
@@ -34,14 +35,14 @@ def angles_on(grid: Grid, frequencies: Tensor) -> Tensor:
 
 
 def axial_frequencies(width: int, temperature: float, device: torch.device | None = None) -> Tensor:
-    """(2, 1, d/2) with f_i = temperature**(-4i/d): the first d/4 pairs by column, the others by row."""
+    """(2, 1, d/2), f_i = temperature**(-4i/d): the first d/4 pairs by column, the others by row."""
     band = temperature ** -(torch.arange(0, width, 4, device=device).float() / width)  # (d/4,)
     still = torch.zeros_like(band)
     return torch.stack([torch.cat([band, still]), torch.cat([still, band])])[:, None]
 
 
 def mixed_frequencies(heads: int, width: int, temperature: float) -> Tensor:
-    """(2, h, d/2): the axial bands, turned by a random angle a head and by a further 90 degrees for half."""
+    """(2, h, d/2): the axial bands at a random angle a head, half of them 90 degrees further."""
     band = temperature ** -(torch.arange(0, width, 4).float() / width)
     start = torch.rand(heads, 1) * 2 * torch.pi
     direction = torch.cat(
@@ -57,7 +58,7 @@ def rotate_both(q: Tensor, k: Tensor, grid: Grid, frequencies: Tensor) -> tuple[
 
 
 class AxialRotation(LayerPosition):
-    """Turns q and k by fixed frequencies, which are no buffer: a model cast to bf16 would round them."""
+    """Turns q and k by fixed frequencies; no buffer, which a model cast to bf16 would round."""
 
     def __init__(self, width: int, temperature: float):
         super().__init__()
@@ -104,6 +105,7 @@ def _check(width: int) -> None:
     if width % 4:
         below = width // 4 * 4
         raise ValueError(
-            f"position=rope turns pairs by row and by column, so 4 must divide the head width and {width} "
-            f"is not a multiple; use head width {f'{below} or ' if below else ''}{below + 4}"
+            "position=rope turns pairs by row and by column, so 4 must divide the head width and "
+            f"{width} is not a multiple; "
+            f"use head width {f'{below} or ' if below else ''}{below + 4}"
         )

@@ -11,7 +11,7 @@ from vitrail.attention.positions import Position
 
 
 def sincos_table(grid: Grid, dim: int, temperature: float, device: torch.device | None) -> Tensor:
-    """(N, dim) fp32: [sin, cos] of the column, then of the row, at dim/4 frequencies; prefix rows are 0."""
+    """(N, dim) fp32: sin and cos of the column, then of the row; prefix rows are 0."""
     if dim % 4:
         below = dim // 4 * 4
         raise ValueError(
