@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback
+from pytorch_lightning.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -203,6 +204,13 @@ def test_a_fused_optimizer_is_clipped_in_bf16_mixed_where_lightning_would_refuse
     fitted.fit(classify(3), batched(12, 4), batched(8, 4))
     assert fitted.optimizers[0].param_groups[0]["fused"]
     assert norms.found == pytest.approx([0.01, 0.01], rel=1e-3)
+
+
+def test_where_gradients_are_scaled_the_optimizer_is_not_fused(classify, batched, trainer):
+    scaling = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    fitted = trainer(max_epochs=1, gradient_clip_val=0.01, plugins=[scaling])
+    fitted.fit(classify(3), batched(8, 4), batched(8, 4))
+    assert not fitted.optimizers[0].param_groups[0]["fused"]
 
 
 def test_a_smoothing_that_is_no_share_is_refused(classify):

@@ -192,7 +192,11 @@ def test_any_optimizer_of_timm_takes_a_step(name, recipe):
         ({"name": "zzz"}, "use adamw or muon"),
         ({"name": "adahessian"}, "needs second derivatives"),
         ({"name": "fusedlamb"}, "needs a CUDA device and the package apex"),
-        ({"options": {"beta": 1}}, r"optim\.options\.beta is no option of adamw; use betas"),
+        (
+            {"options": {"beta": 1}},
+            r"optim\.options\.beta is no option of adamw; use betas or leave",
+        ),
+        ({"options": {"lr": 1}}, r"optim\.options\.lr is no option of adamw"),
         ({"layer_decay": 1.5}, "use a number above 0 and up to 1, or null"),
     ],
 )

@@ -44,4 +44,4 @@ def test_on_a_terminal_a_bar_shows_accuracy_and_images_per_second(fit, capsys, m
     fit(max_epochs=2)
     out = capsys.readouterr().out
     assert "epoch 2/2: " in out
-    assert re.search(r"Epoch 1: .*\d+/10 .*val accuracy=[\d.]+%, images/s=[\d,]+", out)
+    assert re.search(r"epoch 2/2: .* \d+/10 .*loss=[\d.]+, acc=[\d.]+%, images/s=[\d,]+", out)

@@ -12,7 +12,7 @@ def clock(monkeypatch):
     class Clock:
         now = 0.0
 
-    monkeypatch.setattr(throughput, "_now", lambda: Clock.now)
+    monkeypatch.setattr(throughput, "_now", lambda trainer: Clock.now)
     return Clock
 
 

@@ -24,10 +24,10 @@ class Classifier(LightningModule):
     label_smoothing: the share of each target that goes to all classes evenly, in training.
     mixup, cutmix: see `Mixing`; in training alone.
 
-    Logs train/loss, lr, and train/acc (over augmented images; left out when they are mixed), and
-    for each of val and test: acc, acc_top5 (where there are more than 5 classes) and loss, which is
-    plain cross-entropy. The parameters live in `network`, so its names are those of the checkpoint
-    after `network.`, compiled or not.
+    Logs train/loss, lr (the head's, where layers have their own), train/acc (over augmented images;
+    left out where they are mixed), and for each of val and test: acc, acc_top5 (where there are
+    more than 5 classes) and loss, which is plain cross-entropy. All weights lie in `network`: a
+    checkpoint names them `network.` and then as the network does, compiled or not.
     """
 
     def __init__(

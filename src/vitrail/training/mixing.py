@@ -37,6 +37,6 @@ class Mixing:
         if padding is not None:
             raise ValueError(
                 "mixup and cutmix need images of one size and this batch is padded; "
-                "use classifier.mixup=0 classifier.cutmix=0, or a fixed data.image_size"
+                "use classifier.mixup=0 classifier.cutmix=0, or data.resize=crop"
             )
         return self._mix(images, labels)

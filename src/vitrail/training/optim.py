@@ -49,11 +49,13 @@ class Optim:
     def __post_init__(self):
         _check_name(self.name)
         known = inspect.signature(self._optimizer).parameters.keys()
+        known -= {"params", "lr", "weight_decay"}
         for option in self.options:
             if option not in known:
                 near = get_close_matches(option, known) or sorted(known)
                 raise ValueError(
-                    f"optim.options.{option} is no option of {self.name}; use {' or '.join(near)}"
+                    f"optim.options.{option} is no option of {self.name}; use {', '.join(near)} or "
+                    f"leave it out: ~optim.options.{option}"
                 )
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise ValueError(

@@ -74,7 +74,7 @@ def choose(precision: str | int, hardware: Hardware) -> tuple[str, str]:
 def _refusal(name: str, hardware: Hardware) -> str | None:
     if name.startswith("16") and hardware.device == "cpu":
         return (
-            "computes in fp16, for which CPUs have no fast kernels and torch no gradient scaling; "
+            "computes in fp16, which CPUs do many times slower than float32; "
             f"use {'bf16-mixed' if hardware.bf16 else '32-true'}"
         )
     if name == "64-true" and hardware.device == "mps":

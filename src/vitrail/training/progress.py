@@ -2,18 +2,31 @@
 
 import sys
 import time
+from collections.abc import Mapping
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-SHOWN = {  # metric -> its name on the screen, its form
-    "train/loss": ("loss", "{:.4f}"),
-    "train/acc": ("train accuracy", "{:.2%}"),
-    "val/loss": ("val loss", "{:.4f}"),
-    "val/acc": ("val accuracy", "{:.2%}"),
-    "train/images_per_second": ("images/s", "{:,.0f}"),
+FORMS = {  # of every metric that is shown
+    "train/loss": "{:.4f}",
+    "train/acc": "{:.2%}",
+    "val/loss": "{:.4f}",
+    "val/acc": "{:.2%}",
+    "train/images_per_second": "{:,.0f}",
 }
-SECONDS = 0.5  # between two readings of the metrics
+IN_LINES = {
+    "train/loss": "loss",
+    "train/acc": "train accuracy",
+    "val/loss": "val loss",
+    "val/acc": "val accuracy",
+    "train/images_per_second": "images/s",
+}
+BESIDE_THE_BAR = {  # within 80 columns
+    "train/loss": "loss",
+    "val/acc": "acc",
+    "train/images_per_second": "images/s",
+}
+SECONDS = 0.5  # between two readings for the bar
 
 
 class Progress(TQDMProgressBar):
@@ -23,6 +36,8 @@ class Progress(TQDMProgressBar):
     after every batch, bar or no bar, and each reading waits for the GPU.
     """
 
+    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
     def __init__(self):
         super().__init__(refresh_rate=1 if sys.stdout.isatty() else 0)
         self._metrics: dict[str, str] = {}
@@ -31,12 +46,13 @@ class Progress(TQDMProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, str]:
         if time.monotonic() - self._read > SECONDS:
-            self._metrics = _shown(trainer)
+            self._metrics = _shown(trainer, BESIDE_THE_BAR)
             self._read = time.monotonic()
         return self._metrics
 
     def on_train_epoch_start(self, trainer: Trainer, *args) -> None:
         super().on_train_epoch_start(trainer, *args)
+        self.train_progress_bar.set_description(_epoch(trainer))
         self._validated = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -45,18 +61,24 @@ class Progress(TQDMProgressBar):
         super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = _shown(trainer, self._validated)  # in every process: they gather it together
+        old = () if self._validated else ("val/loss", "val/acc")
+        names = {metric: name for metric, name in IN_LINES.items() if metric not in old}
+        shown = _shown(trainer, names)  # in every process: they gather an epoch's mean together
         if trainer.is_global_zero:
-            of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-            values = ", ".join(f"{name} {value}" for name, value in metrics.items())
-            self.train_progress_bar.write(f"epoch {trainer.current_epoch + 1}{of}: {values}")
+            values = ", ".join(f"{name} {value}" for name, value in shown.items())
+            self.train_progress_bar.write(f"{_epoch(trainer)}: {values}")
             sys.stdout.flush()
 
 
-def _shown(trainer: Trainer, validated: bool = True) -> dict[str, str]:
+def _shown(trainer: Trainer, names: Mapping[str, str]) -> dict[str, str]:
     metrics = trainer.callback_metrics
     return {
-        name: form.format(metrics[metric].item())
-        for metric, (name, form) in SHOWN.items()
-        if metric in metrics and (validated or not metric.startswith("val/"))
+        name: FORMS[metric].format(metrics[metric].item())
+        for metric, name in names.items()
+        if metric in metrics
     }
+
+
+def _epoch(trainer: Trainer) -> str:
+    of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+    return f"epoch {trainer.current_epoch + 1}{of}"

@@ -22,32 +22,33 @@ class Throughput(Callback):
         self._step = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause()
+        self._pause(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause()
+        self._pause(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._since is None:
-            self._since = _now()
+            self._since = _now(trainer)
             return
         self._images += len(batch[0])
         every, step = trainer.log_every_n_steps, trainer.global_step
         if every and step % every == 0 and step != self._step:
-            self._pause()
+            self._pause(trainer)
             rate = self._images * trainer.world_size / self._seconds
             pl_module.log("train/images_per_second", torch.tensor(rate))  # on the CPU: no waiting
-            self._images, self._seconds, self._since, self._step = 0, 0.0, _now(), step
+            self._images, self._seconds, self._since, self._step = 0, 0.0, _now(trainer), step
 
-    def _pause(self) -> None:
+    def _pause(self, trainer: Trainer) -> None:
         if self._since is not None:
-            self._seconds += _now() - self._since
+            self._seconds += _now(trainer) - self._since
             self._since = None
 
 
-def _now() -> float:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def _now(trainer: Trainer) -> float:
+    device = trainer.strategy.root_device
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
