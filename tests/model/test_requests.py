@@ -32,6 +32,7 @@ def asked(monkeypatch):
         {},
         {"registers": 3, "pool": "avg", "attention_dropout": 0.1, "backend": "eager"},
         {"position": Rope(), "class_token": False, "pool": "avg", "qk_norm": True},
+        {"registers": 3, "pool": "map", "backend": "eager"},
     ],
     ids=str,
 )
@@ -52,12 +53,13 @@ def test_the_plan_is_what_the_forward_asks(asked, options, dtype, training, padd
         padded=padded,
         training=training,
     )
-    assert list(planned) == ["blocks.0.attn", "blocks.1.attn"]
+    pool = ["attn_pool"] if options.get("pool") == "map" else []
+    assert list(planned) == ["blocks.0.attn", "blocks.1.attn", *pool]
     assert asked == list(planned.values())
 
 
 def test_each_planned_layer_is_a_module_of_that_name_with_a_backend():
-    model = small_vit(backend="eager")
+    model = small_vit(backend="eager", pool="map")
     planned = model.requests(
         batch=2,
         image_size=(24, 32),

@@ -143,11 +143,14 @@ class ViT(nn.Module):
     ) -> dict[str, Request]:  # fmt: skip
         """What each attention layer will ask of its backend for such a batch, by layer name."""
         grid = patch_grid(image_size, self.patch_embed.patch_size, self.grid.prefix)
+        layers = {f"blocks.{i}.attn": block.attn for i, block in enumerate(self.blocks)}
+        if isinstance(self.attn_pool, AttentionPool):
+            layers["attn_pool"] = self.attn_pool
         return {
-            f"blocks.{i}.attn": block.attn.request(
+            name: layer.request(
                 grid, batch=batch, device=device, dtype=dtype, padded=padded, training=training
             )
-            for i, block in enumerate(self.blocks)
+            for name, layer in layers.items()
         }
 
     def no_weight_decay(self) -> set[str]:
