@@ -15,8 +15,8 @@ help: ## list these commands
 
 setup: $(READY) ## prepare .venv and nothing more
 
-train: $(READY) ## train (digits, unless ARGS says otherwise) and print the eval.py line
-	$(BIN)/python train.py $(ARGS)
+train: $(READY) ## train (experiment=digits, unless ARGS says otherwise) and print the eval.py line
+	$(BIN)/python train.py $(or $(ARGS),experiment=digits)
 
 eval: $(READY) ## evaluate: ARGS="ckpt_path=runs/…/checkpoints/best.ckpt"
 	$(BIN)/python eval.py $(ARGS)

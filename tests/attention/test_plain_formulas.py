@@ -90,7 +90,7 @@ def test_a_feature_map_equals_the_plain_formula_flattened_row_by_row(backend, pa
     torch.manual_seed(0)
     plain = PlainAttentionOnMap(DIM, HEADS)
     ours = SelfAttention2d(DIM, HEADS, backend=backend)
-    copy_weights(plain, ours.attn)
+    copy_weights(plain, ours)
     x = torch.randn(BATCH, DIM, ROWS, COLS)
     real = torch.ones(BATCH, ROWS, COLS, dtype=torch.bool)
     if padded:

@@ -17,7 +17,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Mask | None = None,
+    mask: Mask | Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
@@ -25,11 +25,12 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T * scale + bias, over what may be seen) v, by the backend that is named.
 
-    q, k, v: (B, h, N, d). mask: see `Mask`, True = may be seen. bias: (1|B, 1|h, N, N) float, -inf
-    allowed. scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing
-    gives 0 and sends no gradient. Raises `backends.Refused` when the backend cannot serve it.
+    q, k, v: (B, h, N, d). mask: a `Mask`, or bool (1|B, 1|h, N, N), True = may be seen. bias: the
+    same shape, float, -inf allowed. scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row
+    that may see nothing gives 0 and sends no gradient. Raises `backends.Refused` when the backend cannot serve it.
     """
-    mask = Mask() if mask is None else mask
+    if not isinstance(mask, Mask):
+        mask = Mask(allowed=mask)
     if bias is not None and (bias.ndim != 4 or not bias.is_floating_point()):
         raise ValueError(
             f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be a float tensor with "
@@ -43,8 +44,10 @@ def attend(
 class MultiHeadAttention2d(nn.Module):
     """Self-attention on tokens (B, N, dim) that lie on a `Grid`; weights have timm's names.
 
-    scale: d**-0.5 of the head width d unless given. dropout: share of attention weights dropped in
-    training. Raises ValueError when `heads` does not divide `dim`.
+    position: one that speaks inside attention, such as `Rope`; absolute ones are added to the
+    tokens at a model's entrance and do nothing here. scale: d**-0.5 of the head width d unless
+    given. dropout: share of attention weights dropped in training. Raises ValueError when `heads`
+    does not divide `dim`.
     """
 
     def __init__(
@@ -148,12 +151,8 @@ class MultiHeadAttention2d(nn.Module):
         )
 
 
-class SelfAttention2d(nn.Module):
-    """Self-attention for a feature map, (B, C, H, W) -> (B, C, H, W), read row by row."""
-
-    def __init__(self, dim: int, heads: int, **options):
-        super().__init__()
-        self.attn = MultiHeadAttention2d(dim, heads, **options)
+class SelfAttention2d(MultiHeadAttention2d):
+    """The same layer for a feature map, (B, C, H, W) -> (B, C, H, W), read row by row."""
 
     def forward(
         self,
@@ -166,7 +165,7 @@ class SelfAttention2d(nn.Module):
         """padding: (B, H, W) bool, True = real; mask, bias: as for `MultiHeadAttention2d`."""
         grid = Grid(*x.shape[-2:])
         tokens = rearrange(x, "b c h w -> b (h w) c")
-        tokens = self.attn(tokens, grid, padding=padding, mask=mask, bias=bias)
+        tokens = super().forward(tokens, grid, padding=padding, mask=mask, bias=bias)
         return rearrange(tokens, "b (h w) c -> b c h w", h=grid.rows)
 
 

@@ -42,7 +42,7 @@ def interleave(
     seconds: float = float("inf"),
     read: Callable[[str], float] = clock,
 ) -> dict[str, Times]:
-    """Time each function once a round, A B C A B C …, so that a slow moment of the machine meets all.
+    """Time each function once a round, A B C A B C …, so that a slow moment meets them all.
 
     One round before the first warms up and is not counted. Stops after `rounds`, or with the round
     in which `seconds` have passed, warm-up included; at least one round is always counted.

@@ -5,6 +5,8 @@ from difflib import get_close_matches
 import timm
 from torch import nn
 
+from vitrail.model.patch import pair, patch_grid
+
 
 def create(
     *,
@@ -28,7 +30,7 @@ def create(
     if drop_path:
         options["drop_path_rate"] = drop_path  # not every model knows it
     try:
-        return _build(name, image_size, options)
+        model = _build(name, image_size, options)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
@@ -36,6 +38,10 @@ def create(
             f"model.name={name}: its weights could not be downloaded ({type(error).__name__}); "
             "use model.pretrained=false, or run where the network is"
         ) from error
+    patch_size = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch_size is not None:
+        patch_grid(pair(image_size), pair(patch_size))  # timm would leave out what fills no patch
+    return model
 
 
 def _build(name: str, image_size: int | tuple[int, int], options: dict) -> nn.Module:
