@@ -22,7 +22,7 @@ FLOORS = [
     {"vitrail.model"},
     {"vitrail.training", "vitrail.data", "vitrail.tracking"},
     {"vitrail.assemble", "vitrail.checkpoint", "vitrail.saving", "vitrail.stopping"},
-    {"vitrail.evaluation", "vitrail.run_summary"},
+    {"vitrail.evaluation", "vitrail.run_receipt", "vitrail.run_summary"},
     {"vitrail.run"},
     {"vitrail.bench"},
     {"vitrail.errors"},

@@ -124,6 +124,14 @@ class Plan:
         }
         return cls(precision, why, data, network, layers)
 
+    def check_backend(self, name: str) -> None:
+        """Raise ValueError where somebody names a backend and no layer would ask it."""
+        if not self.layers:
+            raise ValueError(
+                f"backend={name} has no use, because {type(self.outline).__name__} brings its own "
+                "attention; leave it out, or use a vit model"
+            )
+
 
 def check_padding(config: DictConfig, network: nn.Module) -> None:
     """Raise ValueError where images that are padded together meet parts that cannot take them."""

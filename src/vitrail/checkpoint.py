@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 KEY = "vitrail"  # marks a checkpoint as ours; holds the version that wrote it
+PLACE = ("accelerator", "devices", "num_nodes", "strategy")  # of a trainer: where it runs
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Checkpoint:
     ) -> DictConfig:
         """The run's own config with this command's overrides, whose values lie in `composed`.
 
-        overrides: as typed; one that names a config group brings that whole group. Raises
-        ValueError for an experiment, which would replace the config that is to go on, and for what
+        overrides: as typed; one that names a config group brings that whole group, but for
+        trainer, which brings where to run and leaves how long and how as it was. Raises ValueError
+        for an experiment, which would replace the config that is to go on, and for what
         the optimizer's restored state would override in turn.
         """
         config = OmegaConf.create(self.description["recipe"])
@@ -52,6 +54,8 @@ class Checkpoint:
                     f"{override} cannot be applied to a run that goes on; leave it out"
                 )
             value = composed[key] if key in choices else OmegaConf.select(composed, key)
+            if key == "trainer" and key in choices:
+                value = OmegaConf.merge(config.trainer, {name: value[name] for name in PLACE})
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         if self.averaged and config.ema_decay is None:
             raise ValueError(

@@ -23,11 +23,12 @@ def next_command(name: str, checkpoint: Path) -> str:
 
 
 def pasteable(path: Path) -> str:
-    """A path to paste behind `key=`: relative when it lies below, quoted when it must be.
-
-    Twice quoted: once for the shell and once for Hydra.
-    """
-    path = path.resolve()
-    here = Path.cwd()
-    text = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """A path to paste behind `key=`, quoted where it must be: for the shell and for Hydra."""
+    text = shown(path)
     return text if re.fullmatch(r"[\w/.+-]+", text, re.ASCII) else shlex.quote(f'"{text}"')
+
+
+def shown(path: Path) -> str:
+    """A path as a person here would write it: relative when it lies below."""
+    path, here = path.resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -3,19 +3,17 @@
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_only
 
 import vitrail
 from vitrail import checkpoint
 from vitrail.assemble import (
-    LayerPlan,
     Plan,
     build_classifier,
     build_loggers,
@@ -27,21 +25,21 @@ from vitrail.checkpoint import Checkpoint
 from vitrail.data.module import ImageData
 from vitrail.evaluation import measure, publish
 from vitrail.model import ViT
-from vitrail.next_command import next_command, pasteable
+from vitrail.next_command import next_command, pasteable, shown
+from vitrail.run_receipt import watch
 from vitrail.run_summary import attention_line, data_line, model_line, training_line
 from vitrail.saving import BestAndLast, SelfDescription, WholeFiles
 from vitrail.stopping import StopBetweenBatches
 from vitrail.tracking import environment
-from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
 from vitrail.tracking.loggers import Loggers, open_loggers
-from vitrail.tracking.receipt import LayerReceipt, Receipt
 from vitrail.tracking.summary import show
 from vitrail.training.ema import EMA
 from vitrail.training.progress import Progress
 from vitrail.training.throughput import Throughput
 
-# Lightning sets its own level when imported; its remarks on a start say less than the summary.
-logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+# Remarks on a start that say less than the summary. Lightning sets its own level when imported.
+for library in ("pytorch_lightning", "matplotlib"):
+    logging.getLogger(library).setLevel(logging.WARNING)
 # From Lightning 2.6 to torch 2.14, about themselves.
 warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
 
@@ -65,6 +63,9 @@ def train(
         resumed = checkpoint.read(config.ckpt_path)
         config = resumed.continued(config, overrides, choices)
     plan = Plan.of(config, training=True)
+    if any(override.startswith("backend=") for override in overrides):
+        plan.check_backend(config.backend)
+    averaging = [] if config.ema_decay is None else [EMA(config.ema_decay)]
     data = plan.data
     classes = read_classes(config, data, resumed)
     network = build_network(config, len(classes), pretrained=resumed is None)
@@ -83,7 +84,8 @@ def train(
         run_id=None if resumed is None else resumed.description["wandb_id"],
         resumed_at=None if resumed is None else resumed.step,
     ) as loggers:
-        checkpoints = BestAndLast(run_dir, validated=data.has_split("val"))
+        validated = data.has_split("val")
+        checkpoints = BestAndLast(run_dir, validated=validated)
         stopping = StopBetweenBatches()
 
         def summary(trainer: Trainer, *_: object) -> None:
@@ -94,7 +96,7 @@ def train(
                     "attention": attention_line(plan.layers),
                     "precision": f"{plan.precision} ({plan.why_precision})",
                     "training": training_line(trainer, data.batch_size, done),
-                    "run folder": pasteable(run_dir),
+                    "run folder": shown(run_dir),
                 }
             )
 
@@ -104,11 +106,12 @@ def train(
             default_root_dir=run_dir,
             logger=loggers,
             plugins=[WholeFiles()],
+            **({} if validated else {"limit_val_batches": 0}),
             callbacks=[
                 LambdaCallback(on_fit_start=summary),
                 Progress(),
                 Throughput(),
-                *([] if config.ema_decay is None else [EMA(config.ema_decay)]),
+                *averaging,
                 SelfDescription(describe(config, plan, classes, loggers)),
                 watch(plan, loggers, run_dir, compiled=config.compile),
                 stopping,
@@ -160,6 +163,8 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
         if value is not None:
             OmegaConf.update(own, key, value, force_add=True)
     plan = Plan.of(own, training=False)
+    if config.backend is not None:
+        plan.check_backend(config.backend)
     why_precision = "as in training" if config.precision is None else plan.why_precision
     if isinstance(plan.outline, ViT):  # resamples its positions as it goes; others have one size
         own.model.image_size = saved.description["image_size"]
@@ -168,23 +173,26 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     classes = saved.description["classes"]
     data.select_classes(classes)
     split = config.split or ("test" if data.has_split("test") else "val")
+
+    def summary(*_: object) -> None:
+        show(
+            {
+                "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
+                "weights": "averaged (EMA)" if saved.averaged else "raw",
+                "data": data_line(data),
+                "attention": attention_line(plan.layers),
+                "precision": f"{plan.precision} ({why_precision})",
+                "run folder": shown(run_dir),
+            }
+        )
+
     trainer = build_trainer(
         own,
         precision=plan.precision,
         default_root_dir=run_dir,
         logger=False,
         enable_checkpointing=False,
-        callbacks=[Progress()],
-    )
-    show(
-        {
-            "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
-            "weights": "averaged (EMA)" if saved.averaged else "raw",
-            "data": data_line(data),
-            "attention": attention_line(plan.layers),
-            "precision": f"{plan.precision} ({why_precision})",
-            "run folder": pasteable(run_dir),
-        }
+        callbacks=[LambdaCallback(on_test_start=summary), Progress()],
     )
     network = build_network(own, len(classes), pretrained=False)
     classifier = build_classifier(own, network, classes)
@@ -229,37 +237,8 @@ def describe(
     }
 
 
-def watch(plan: Plan, loggers: Loggers, run_dir: Path, *, compiled: bool) -> Callback:
-    """Write the receipt now, and again with the kernels that the first steps are seen to call."""
-    path = run_dir / "receipt.json"
-    receipt = Receipt(
-        environment=environment.describe(),
-        precision=plan.precision,
-        compiled=compiled,
-        layers={name: _layer_receipt(layer) for name, layer in plan.layers.items()},
-    )
-    rank_zero_only(receipt.write)(path)
-    if receipt.layers:
-        loggers.show_table("receipt", receipt.rows())
-
-    def record(seen: SeenKernels) -> None:
-        replace(receipt, kernels=seen).write(path)
-        loggers.show_table("kernels", seen.rows())
-
-    # A compiled graph fuses the operators that the promises name, and its first step also traces.
-    promises = {} if compiled else {
-        layer.backend.name: layer.backend.kernels(layer.request) for layer in plan.layers.values()
-    }  # fmt: skip
-    return KernelWatch(promises, record, step=1 if compiled else 0)
-
-
 @rank_zero_only
 def write_config(config: DictConfig, run_dir: Path) -> None:
     """The resolved config, for people and for other programs."""
     run_dir.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, run_dir / "config.yaml", resolve=True)
-
-
-def _layer_receipt(layer: LayerPlan) -> LayerReceipt:
-    name = layer.backend.name
-    return LayerReceipt(layer.request, requested=name, chosen=name, why="named", rejected={})

@@ -24,7 +24,8 @@ def model_line(network: nn.Module, outline: nn.Module, image_size: tuple[int, in
     tokens = ""
     if isinstance(network, ViT):
         grid = network.grid
-        tokens = f", {grid.tokens} tokens ({grid.rows}x{grid.cols} + {grid.prefix})"
+        prefix = f" + {grid.prefix}" if grid.prefix else ""
+        tokens = f", {grid.tokens} tokens ({grid.rows}x{grid.cols}{prefix})"
     size = f"{_short(parameters)} parameters, {_short(flops)} FLOPs an image"
     return f"{type(network).__name__}, {size}{tokens}"
 

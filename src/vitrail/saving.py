@@ -11,6 +11,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from vitrail.run_folder import CHECKPOINTS
 from vitrail.tracking.atomic import replacing
@@ -34,7 +35,7 @@ class WholeFiles(TorchCheckpointIO):
 
 
 class BestAndLast(ModelCheckpoint):
-    """best.ckpt (highest val/acc, the first of equals) and last.ckpt (the last step there was).
+    """best.ckpt (highest val/acc, the latest of equals) and last.ckpt (the last step there was).
 
     Without validation best.ckpt is the latest. Lightning's own last.ckpt is written only when a
     best one is. When a person or the system stops the run, last.ckpt is written at the step that
@@ -72,6 +73,13 @@ class BestAndLast(ModelCheckpoint):
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
 
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Whether this is the best yet; of equals the later one, since small splits tie early."""
+        if current is None or not self.best_k_models:
+            return super().check_monitor_top_k(trainer, current)
+        best = self.best_k_models[self.kth_best_model_path]
+        return trainer.strategy.reduce_boolean_decision(bool(current >= best))
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         # At the end of an epoch the end of validation is not yet the end of the epoch.
@@ -90,6 +98,13 @@ class BestAndLast(ModelCheckpoint):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if isinstance(exception, KeyboardInterrupt | SIGTERMException):
+            if trainer.validating:
+                # Or the resumed run would leave this validation out: Lightning goes on in the
+                # middle of one, after the batches that are done, and here none is.
+                progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+                for counts in (progress.total, progress.current):
+                    counts.ready = counts.started = 1
+                    counts.processed = counts.completed = 0
             self._write_last(trainer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

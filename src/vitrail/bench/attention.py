@@ -14,6 +14,9 @@ from vitrail.attention.sample import Sample
 from vitrail.attention.stopwatch import Times, interleave
 from vitrail.bench.results import show, write
 
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+MASKS = ("none", "keys", "dense")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBench:
@@ -22,6 +25,7 @@ class AttentionBench:
     backends: names, None for all. shapes: (B, h, N, d) each. dtypes: torch's names. masks: `none`,
     `keys` or `dense`. rounds: timed rounds of a combination. device: torch's device type.
     A backend that cannot serve a combination becomes a row with the reason and without times.
+    Raises ValueError for what cannot be measured at all.
     """
 
     backends: Sequence[str] | None
@@ -30,6 +34,25 @@ class AttentionBench:
     masks: Sequence[str]
     rounds: int
     device: str
+
+    def __post_init__(self):
+        for name in ("shapes", "dtypes", "masks"):
+            if not getattr(self, name):
+                raise ValueError(f"bench.{name}=[] leaves nothing to measure; name one")
+        for shape in self.shapes:
+            if len(shape) != 4 or not all(isinstance(n, int) and n > 0 for n in shape):
+                raise ValueError(
+                    f"bench.shapes has {list(shape)}; a shape is [batch, heads, tokens, head width]"
+                )
+        for name, known in {"dtypes": DTYPES, "masks": MASKS}.items():
+            for value in getattr(self, name):
+                if value not in known:
+                    raise ValueError(f"bench.{name} has {value}; use {', '.join(known)}")
+        if self.rounds < 1:
+            raise ValueError(f"bench.rounds={self.rounds} measures nothing; use 1 or more")
+        present = torch.accelerator.is_available() and torch.accelerator.current_accelerator().type
+        if self.device not in ("cpu", present):
+            raise ValueError(f"bench.device={self.device} is not in this machine; use cpu")
 
     def run(self, folder: Path) -> None:
         """Print a table a combination and write results.csv and results.json into the folder."""
@@ -47,7 +70,7 @@ class AttentionBench:
         batch, heads, tokens, width = shape
         request = Request(
             device=self.device,
-            dtype=getattr(torch, dtype),
+            dtype=DTYPES[dtype],
             batch=batch,
             heads=heads,
             queries=tokens,

@@ -210,7 +210,7 @@ class ImageData(pl.LightningDataModule):
         return self.loader("val") if self.has_split("val") else []
 
     def test_dataloader(self) -> Loader:
-        return self.loader(self.evaluated_split)
+        return self.loader(self.evaluated_split, augment=False)
 
     def state_dict(self) -> dict[str, int]:
         """The place in the training images, which Lightning keeps in checkpoints."""

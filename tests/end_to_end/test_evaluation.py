@@ -1,0 +1,127 @@
+"""`eval.py` needs a checkpoint alone, and finds what training found."""
+
+import csv
+import shutil
+
+import pytest
+from PIL import Image
+
+from .calls import read
+
+DIFFERENT = {
+    "mean, std and size": (
+        "data.mean=[0.4,0.3,0.2]", "data.std=[0.2,0.3,0.4]", "data.image_size=[12,8]"
+    ),
+    "averaged weights": ("ema_decay=0.9",),
+    "conv stem, registers and rope": (
+        "model.stem=conv", "model.patch_size=4", "model.registers=2", "position=rope_mixed",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder("train/a", 3, size=(20, 12)): paint so many images, of one colour a class, there."""
+
+    def paint(name, count, size=(20, 12)):
+        place = tmp_path / "images" / name
+        place.mkdir(parents=True)
+        shade = sum(map(ord, name)) * 37 % 256
+        for number in range(count):
+            Image.new("RGB", size, (shade, 9 * number, 128)).save(place / f"{number}.png")
+        return tmp_path / "images"
+
+    return paint
+
+
+@pytest.mark.parametrize("overrides", DIFFERENT.values(), ids=DIFFERENT)
+def test_a_checkpoint_evaluates_as_it_was_validated(train, command, tmp_path, overrides):
+    run = train(*overrides, "trainer.max_epochs=2")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    again = command("eval", f"ckpt_path={run.best}", place=elsewhere)
+    assert (again.code, again.err) == (0, "")
+    assert again.figures == run.figures
+    assert (again.split, again.count) == ("test", 359)
+    assert again.line("weights") == ("averaged (EMA)" if "ema_decay=0.9" in overrides else "raw")
+    validated = command("eval", f"ckpt_path={run.best}", "split=val").figures
+    accuracy, loss = (
+        next(
+            row[column] for row in run.rows(column) if row["epoch"] == str(read(run.best)["epoch"])
+        )
+        for column in ("val/acc", "val/loss")
+    )
+    assert f"val accuracy {float(accuracy):.4f}" in validated
+    assert f"loss {float(loss):.6f}, 143 images" in validated
+
+
+def test_images_of_their_own_aspect_are_found_again_from_any_folder(
+    train, command, tmp_path, folder
+):
+    for split, count in (("train", 6), ("val", 3)):
+        for name, size in {"a": (20, 12), "b": (11, 23)}.items():
+            folder(f"{split}/{name}", count, size)
+    run = train(
+        "data=image_folder", "data.root=images", "data.image_size=16", "data.resize=native",
+        "data.pad_to=4", "data.augment.scale=null", "data.workers=0", "data.batch_size=4",
+        "model.patch_size=4", "backend=sdpa_flash", "trainer.log_every_n_steps=1",
+    )  # fmt: skip
+    assert (run.code, run.err, run.count) == (0, "", 6)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    again = command("eval", f"ckpt_path={run.best}", place=elsewhere)
+    assert (again.code, again.figures) == (0, run.figures)
+
+
+def test_the_batch_size_changes_neither_accuracy_nor_loss(run, command):
+    found = {
+        command(
+            "eval", f'ckpt_path="{run.best}"', "precision=32-true", f"batch_size={size}"
+        ).figures
+        for size in (1, 7, 359)
+    }
+    assert len(found) == 1
+
+
+def test_backend_precision_and_split_may_differ(run, command):
+    other = command(
+        "eval", f'ckpt_path="{run.best}"', "backend=reference", "precision=32", "split=train"
+    )
+    assert (other.code, other.split, other.count) == (0, "train", 1295)
+    assert other.line("attention") == "reference in 1 layer"
+    assert other.line("precision") == "32-true (asked for)"
+
+
+def test_another_image_size_resamples_the_positions(run, command):
+    for size in ("12", "[6,10]"):
+        other = command("eval", f'ckpt_path="{run.best}"', f"image_size={size}")
+        assert (other.code, other.err, other.count) == (0, "", 359)
+
+
+def test_a_checkpoint_that_was_moved_evaluates_beside_its_new_place(run, command, tmp_path):
+    moved = shutil.copy(run.best, tmp_path / "moved.ckpt")
+    again = command("eval", f"ckpt_path={moved}")
+    assert again.figures == run.figures
+    assert again.folder.parent == tmp_path / "eval"
+
+
+def test_a_folder_with_fewer_classes_is_mapped_by_name(train, command, folder, tmp_path):
+    for name in ("a", "b", "c", "d"):
+        folder(f"train/{name}", 4)
+    own = ("data=image_folder", "data.image_size=8", "data.workers=0", "data.batch_size=4")
+    run = train(
+        *own, "data.root=images", "trainer.max_epochs=30", "trainer.log_every_n_steps=1",
+        "data.augment.scale=null", "data.val_fraction=0.25", "optim.lr=0.01",
+    )  # fmt: skip
+    for name in ("b", "d"):
+        shutil.copytree(tmp_path / f"images/train/{name}", tmp_path / f"other/test/{name}")
+    fewer = command("eval", f"ckpt_path={run.last}", "data.root=other")
+    assert (fewer.code, fewer.count) == (0, 8)
+    table = csv.DictReader((fewer.folder / "per_class.csv").read_text().splitlines())
+    counts = {row["class"]: (row["count"], row["correct"]) for row in table}
+    assert counts == {"a": ("0", "0"), "b": ("4", "4"), "c": ("0", "0"), "d": ("4", "4")}
+
+    shutil.copytree(tmp_path / "other/test/b", tmp_path / "other/test/zebra")
+    refused = command("eval", f"ckpt_path={run.last}", "data.root=other")
+    assert refused.code == 1
+    assert "zebra, not among the 4 classes of the model: a, b, c, d" in refused.err

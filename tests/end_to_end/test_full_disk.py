@@ -1,0 +1,57 @@
+"""When a file cannot be written, the previous one stays and the error names it."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from vitrail.saving import WholeFiles
+
+from .calls import read
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_previous_ones(train, resume, full_disk):
+    first = train()
+    before = {path: path.read_bytes() for path in (first.best, first.last)}
+    with full_disk(20_000):
+        second = resume(first.last, "trainer.max_epochs=2")
+    assert second.code == 1
+    assert second.err == f"error: {second.err.split()[1]} File too large\n"
+    assert second.err.split()[1] in (f"{first.best}:", f"{first.last}:")
+    for path, content in before.items():
+        assert path.read_bytes() == content
+        assert read(path)["global_step"] == 20
+    assert {path.name for path in first.last.parent.iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_a_run_whose_first_checkpoint_does_not_fit_leaves_none(train, full_disk):
+    with full_disk(20_000):
+        run = train()
+    assert (run.code, run.err.count("\n")) == (1, 1)
+    assert not list(run.folder.rglob("*ckpt*"))
+
+
+def test_a_file_where_the_checkpoints_should_lie_is_named(train, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/checkpoints").touch()
+    run = train("hydra.run.dir=taken")
+    assert (run.code, run.err) == (1, f"error: {tmp_path}/taken/checkpoints: File exists\n")
+
+
+@pytest.mark.parametrize(
+    "end", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_writing_that_ends_half_way_leaves_the_previous_checkpoint(tmp_path, monkeypatch, end):
+    path = tmp_path / "last.ckpt"
+    WholeFiles().save_checkpoint({"step": 1}, path)
+    write = Path.write_bytes
+
+    def half(self, content):
+        write(self, content[: len(content) // 2])
+        raise end
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(type(end)):
+        WholeFiles().save_checkpoint({"step": 2}, path)
+    assert read(path) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,100 @@
+"""What `train.py` leaves and says, without a file of data, a key, a network or a keyboard."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from .calls import Answer, environment, read
+
+
+def test_training_ends_well_without_a_word_on_stderr(run):
+    assert (run.code, run.err) == (0, "")
+
+
+def test_a_run_leaves_everything_in_its_folder(run):
+    for name in (
+        "config.yaml",
+        "metrics.csv",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "receipt.json",
+        "confusion.png",
+        "per_class.csv",
+    ):
+        assert (run.folder / name).stat().st_size, name
+    assert len(list(run.folder.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    assert not list(run.folder.rglob("*.tmp")), "drafts are gone"
+    assert not [path for path in run.place.iterdir() if not path.name.startswith(".")]
+
+
+def test_the_start_says_what_is_about_to_happen(run):
+    assert run.line("data") == "Digits: 1,295 train, 143 val, 359 test; 10 classes"
+    assert re.fullmatch(r"ViT, \S+ k parameters, \S+ k FLOPs an image, .* tokens \(4x4.*\)",
+                        run.line("model"))  # fmt: skip
+    assert run.line("attention") == "eager in 1 layer"
+    assert run.line("training") == "40 optimizer steps, batch 64"
+    assert re.search(r"^epoch 1/2: loss .*, val accuracy .*%, images/s \d", run.out, re.MULTILINE)
+
+
+def test_the_chosen_precision_is_said_and_recorded(run):
+    precision, why = re.fullmatch(r"(\S+) \((.+)\)", run.line("precision")).groups()
+    assert precision in ("bf16-mixed", "32-true")
+    assert "bf16" in why
+    assert json.loads((run.folder / "receipt.json").read_text())["precision"] == precision
+
+
+def test_the_config_beside_the_checkpoints_is_resolved(run):
+    text = (run.folder / "config.yaml").read_text()
+    config = OmegaConf.create(text)
+    assert "${" not in text
+    assert (config.model.dim, config.model.image_size, config.model.backend) == (16, 8, "eager")
+
+
+def test_the_printed_eval_line_gives_the_same_figures_from_another_folder(run, tmp_path):
+    line = run.line("evaluate it again:")
+    again = subprocess.run(
+        shlex.split(line), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert (again.returncode, again.stderr) == (0, "")
+    assert run.figures in again.stdout.splitlines()
+    assert "weights" in again.stdout
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    evaluation = Answer(0, again.stdout, "", tmp_path).folder
+    assert evaluation.parent == run.folder / "eval"
+    for name in ("confusion.png", "per_class.csv"):
+        assert (evaluation / name).stat().st_size
+    assert (evaluation / "per_class.csv").read_text() == (run.folder / "per_class.csv").read_text()
+
+
+def test_last_is_the_last_step_and_best_the_best_epoch(train):
+    run = train("trainer.max_epochs=3", "optim.lr=10")  # learns nothing, so that no epoch improves
+    accuracy = [float(row["val/acc"]) for row in run.rows("val/acc")]
+    assert read(run.best)["epoch"] == accuracy.index(max(accuracy))
+    assert (read(run.last)["epoch"], read(run.last)["global_step"]) == (2, 60)
+
+
+def test_a_run_that_ends_within_an_epoch_has_a_checkpoint_too(train):
+    run = train("trainer.max_steps=5")
+    assert (run.code, run.err) == (0, "")
+    assert run.line("training") == "5 optimizer steps, batch 64"
+    assert run.line("checkpoint:").endswith("checkpoints/last.ckpt")
+
+
+def test_without_a_validation_split_the_last_epoch_is_the_best(train):
+    run = train("data.val_fraction=0", "trainer.max_epochs=2")
+    assert run.code == 0
+    assert read(run.best)["global_step"] == read(run.last)["global_step"] == 44
+
+
+def test_a_launch_from_another_folder_writes_there(train, tmp_path):
+    place = Path(tmp_path / "other")
+    place.mkdir()
+    run = train("trainer.limit_train_batches=2", "trainer.log_every_n_steps=1", place=place)
+    assert run.folder.parent == place / "runs"
+    assert run.line("evaluate it again:").endswith(
+        f"eval.py ckpt_path={run.folder.relative_to(place)}/checkpoints/best.ckpt"
+    )
