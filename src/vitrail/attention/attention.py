@@ -27,7 +27,8 @@ def attend(
 
     q, k, v: (B, h, N, d). mask: a `Mask`, or bool (1|B, 1|h, N, N), True = may be seen. bias: the
     same shape, float, -inf allowed. scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row
-    that may see nothing gives 0 and sends no gradient. Raises `backends.Refused` when the backend cannot serve it.
+    that may see nothing gives 0 and sends no gradient. Raises `backends.Refused` when the backend
+    cannot serve it.
     """
     if not isinstance(mask, Mask):
         mask = Mask(allowed=mask)
