@@ -64,11 +64,6 @@ class Checkpoint:
             )
         return config
 
-    def load_into(self, network: nn.Module) -> None:
-        """Copy the weights into `network`, which `check` has passed or refuses."""
-        self.check(network)
-        network.load_state_dict(self.weights, strict=True)
-
     def check(self, network: nn.Module) -> None:
         """Raise ValueError that lists the weights by names and shapes that differ, if any do."""
         own = network.state_dict()

@@ -1,5 +1,6 @@
 """The figures of a checkpoint on a split: measured, printed, and kept as files."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
-from vitrail.checkpoint import Checkpoint
 from vitrail.data.module import ImageData
 from vitrail.tracking import confusion
 from vitrail.tracking.loggers import Loggers
@@ -15,12 +15,17 @@ from vitrail.training.classifier import Classifier
 
 
 def measure(
-    trainer: Trainer, classifier: Classifier, data: ImageData, weights: Checkpoint, split: str
+    trainer: Trainer, classifier: Classifier, data: ImageData, path: Path, split: str
 ) -> dict[str, Any]:
-    """Accuracy, loss and confusion of a checkpoint's weights over every image of a split."""
-    weights.load_into(classifier.network)
+    """Accuracy, loss and confusion of a checkpoint's weights over every image of a split.
+
+    The weights must fit, see `Checkpoint.check`; the averaged ones are taken where there are any.
+    """
     data.evaluated_split = split
-    trainer.test(classifier, datamodule=data, verbose=False)
+    with warnings.catch_warnings():
+        # Those of training, which an evaluation has no use for.
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks")
+        trainer.test(classifier, datamodule=data, ckpt_path=path, weights_only=True, verbose=False)
     return classifier.report("test")
 
 

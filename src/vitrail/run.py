@@ -38,7 +38,7 @@ from vitrail.training.progress import Progress
 from vitrail.training.throughput import Throughput
 
 # Remarks on a start that say less than the summary. Lightning sets its own level when imported.
-for library in ("pytorch_lightning", "matplotlib"):
+for library in ("pytorch_lightning", "lightning_fabric", "matplotlib"):
     logging.getLogger(library).setLevel(logging.WARNING)
 # From Lightning 2.6 to torch 2.14, about themselves.
 warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
@@ -133,7 +133,7 @@ def train(
             raise
         best = checkpoints.best
         split = "test" if data.has_split("test") else "val"
-        report = measure(trainer, classifier, data, checkpoint.read(str(best)), split)
+        report = measure(trainer, classifier, data, best, split)
         publish(report, run_dir, loggers, split)
         say(f"checkpoint: {pasteable(best)}")
         if loggers.sync_command:
@@ -195,8 +195,9 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
         callbacks=[LambdaCallback(on_test_start=summary), Progress()],
     )
     network = build_network(own, len(classes), pretrained=False)
+    saved.check(network)
     classifier = build_classifier(own, network, classes)
-    report = measure(trainer, classifier, data, saved, split)
+    report = measure(trainer, classifier, data, saved.path, split)
     publish(report, run_dir, Loggers([], run_id=None), split)
 
 

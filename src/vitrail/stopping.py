@@ -1,5 +1,6 @@
 """Ctrl-C during training: stop where it can be gone on from."""
 
+import os
 import signal
 from types import FrameType
 
@@ -36,7 +37,8 @@ class StopBetweenBatches(Callback):
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._restore()
         self.asked = True
-        print("stopping when this batch is done; Ctrl-C again stops at once", flush=True)
+        # Not by print, which may be what the signal has interrupted.
+        os.write(1, b"stopping when this batch is done; Ctrl-C again stops at once\n")
         signal.raise_signal(signal.SIGTERM)
 
     def _restore(self) -> None:
