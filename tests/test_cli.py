@@ -130,7 +130,7 @@ def test_a_run_gets_the_config_and_a_folder_of_its_own(command, place):
 
 @pytest.mark.usefixtures("place")
 def test_two_runs_that_start_at_the_same_time_get_two_folders():
-    program = "from vitrail.run_folder import new_folder; print(new_folder('runs/now'))"
+    program = "from vitrail.run.folder import new_folder; print(new_folder('runs/now'))"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program],

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from vitrail.configuration import check_additions, check_config
 from vitrail.errors import exit_code, explain
-from vitrail.run_folder import register, removed_if_unused
+from vitrail.run.folder import register, removed_if_unused
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 Task = Callable[[DictConfig, Path], None]
@@ -32,11 +32,11 @@ def train() -> None:
     """Train a model, or go on with a run: `ckpt_path=runs/…/checkpoints/last.ckpt`."""
 
     def task(config: DictConfig, folder: Path) -> None:
-        from vitrail import run
+        from vitrail.run.train import train
 
         call = HydraConfig.get()
         choices = OmegaConf.to_container(call.runtime.choices)
-        run.train(config, folder, overrides=_typed(call.overrides.task), choices=choices)
+        train(config, folder, overrides=_typed(call.overrides.task), choices=choices)
 
     launch(task, "train")
 
@@ -45,9 +45,9 @@ def evaluate() -> None:
     """Evaluate a checkpoint, which is all that it needs: `ckpt_path=…`."""
 
     def task(config: DictConfig, folder: Path) -> None:
-        from vitrail import run
+        from vitrail.run.evaluate import evaluate
 
-        run.evaluate(config, folder)
+        evaluate(config, folder)
 
     launch(task, "eval")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.saving import WholeFiles
+from vitrail.run.saving import WholeFiles
 
 from .calls import read
 

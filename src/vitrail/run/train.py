@@ -1,7 +1,5 @@
-"""Train and evaluate: the parts of a config put together, run, and reported."""
+"""Train a model, or go on with a run, and evaluate its best checkpoint."""
 
-import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_only
 
 import vitrail
-from vitrail import checkpoint
-from vitrail.assemble import (
+from vitrail.data.module import ImageData
+from vitrail.run import checkpoint
+from vitrail.run.assemble import (
     Plan,
     build_classifier,
     build_loggers,
@@ -21,27 +20,20 @@ from vitrail.assemble import (
     build_trainer,
     settled,
 )
-from vitrail.checkpoint import Checkpoint
-from vitrail.data.module import ImageData
-from vitrail.evaluation import measure, publish
-from vitrail.model import ViT
-from vitrail.next_command import next_command, pasteable, shown
-from vitrail.run_receipt import watch
-from vitrail.run_summary import attention_line, data_line, model_line, training_line
-from vitrail.saving import BestAndLast, SelfDescription, WholeFiles
-from vitrail.stopping import StopBetweenBatches
+from vitrail.run.checkpoint import Checkpoint
+from vitrail.run.figures import measure, publish
+from vitrail.run.next_command import next_command, pasteable, shown
+from vitrail.run.quiet import quiet
+from vitrail.run.receipt import watch
+from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
+from vitrail.run.stopping import StopBetweenBatches
+from vitrail.run.summary import attention_line, data_line, model_line, training_line
 from vitrail.tracking import environment
 from vitrail.tracking.loggers import Loggers, open_loggers
 from vitrail.tracking.summary import show
 from vitrail.training.ema import EMA
 from vitrail.training.progress import Progress
 from vitrail.training.throughput import Throughput
-
-# Remarks on a start that say less than the summary. Lightning sets its own level when imported.
-for library in ("pytorch_lightning", "lightning_fabric", "matplotlib"):
-    logging.getLogger(library).setLevel(logging.WARNING)
-# From Lightning 2.6 to torch 2.14, about themselves.
-warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
 
 say = rank_zero_only(print)
 
@@ -58,6 +50,7 @@ def train(
     overrides and choices: this command's, as Hydra has them, for a resumed run's own config.
     Everything that the run makes lies in `run_dir`.
     """
+    quiet()
     resumed = None
     if config.ckpt_path is not None:
         resumed = checkpoint.read(config.ckpt_path)
@@ -139,66 +132,6 @@ def train(
         if loggers.sync_command:
             say(f"W&B run: {loggers.sync_command}")
         say(f"evaluate it again: {next_command('eval', best)}")
-
-
-def evaluate(config: DictConfig, run_dir: Path) -> None:
-    """Evaluate `config.ckpt_path`, which brings its own config; `config` says where and on what."""
-    saved = checkpoint.read(config.ckpt_path)
-    own = OmegaConf.create(saved.description["recipe"])
-    own.trainer = config.trainer
-    own.deterministic = config.deterministic
-    own.precision = saved.description["precision"]
-    if config.data.root is not None and "root" not in own.data:
-        raise ValueError(
-            f"data.root={config.data.root} has no use, because the data of this checkpoint, "
-            f"{own.data.dataset._target_.rpartition('.')[2]}, comes without files; leave it out"
-        )
-    for key, value in {
-        "data.root": config.data.root,
-        "data.batch_size": config.batch_size,
-        "data.image_size": config.image_size,
-        "backend": config.backend,
-        "precision": config.precision,
-    }.items():
-        if value is not None:
-            OmegaConf.update(own, key, value, force_add=True)
-    plan = Plan.of(own, training=False)
-    if config.backend is not None:
-        plan.check_backend(config.backend)
-    why_precision = "as in training" if config.precision is None else plan.why_precision
-    if isinstance(plan.outline, ViT):  # resamples its positions as it goes; others have one size
-        own.model.image_size = saved.description["image_size"]
-    data = plan.data
-    data.prepare_data()
-    classes = saved.description["classes"]
-    data.select_classes(classes)
-    split = config.split or ("test" if data.has_split("test") else "val")
-
-    def summary(*_: object) -> None:
-        show(
-            {
-                "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
-                "weights": "averaged (EMA)" if saved.averaged else "raw",
-                "data": data_line(data),
-                "attention": attention_line(plan.layers),
-                "precision": f"{plan.precision} ({why_precision})",
-                "run folder": shown(run_dir),
-            }
-        )
-
-    trainer = build_trainer(
-        own,
-        precision=plan.precision,
-        default_root_dir=run_dir,
-        logger=False,
-        enable_checkpointing=False,
-        callbacks=[LambdaCallback(on_test_start=summary), Progress()],
-    )
-    network = build_network(own, len(classes), pretrained=False)
-    saved.check(network)
-    classifier = build_classifier(own, network, classes)
-    report = measure(trainer, classifier, data, saved.path, split)
-    publish(report, run_dir, Loggers([], run_id=None), split)
 
 
 def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None) -> list[str]:

@@ -13,7 +13,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from vitrail.run_folder import CHECKPOINTS
+from vitrail.run.folder import CHECKPOINTS
 from vitrail.tracking.atomic import replacing
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_only
 
-from vitrail.assemble import LayerPlan, Plan
+from vitrail.run.assemble import LayerPlan, Plan
 from vitrail.tracking import environment
 from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
 from vitrail.tracking.loggers import Loggers

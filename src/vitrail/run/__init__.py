@@ -1,0 +1,1 @@
+"""A run: a model trained or evaluated, and everything that this makes in one folder."""

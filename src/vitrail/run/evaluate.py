@@ -1,0 +1,78 @@
+"""Evaluate a checkpoint with the config that it brings, here and on what a person says."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import LambdaCallback
+
+from vitrail.model import ViT
+from vitrail.run import checkpoint
+from vitrail.run.assemble import Plan, build_classifier, build_network, build_trainer
+from vitrail.run.figures import measure, publish
+from vitrail.run.next_command import pasteable, shown
+from vitrail.run.quiet import quiet
+from vitrail.run.summary import attention_line, data_line
+from vitrail.tracking.loggers import Loggers
+from vitrail.tracking.summary import show
+from vitrail.training.progress import Progress
+
+
+def evaluate(config: DictConfig, run_dir: Path) -> None:
+    """Evaluate `config.ckpt_path`, which brings its own config; `config` says where and on what."""
+    quiet()
+    saved = checkpoint.read(config.ckpt_path)
+    own = OmegaConf.create(saved.description["recipe"])
+    own.trainer = config.trainer
+    own.deterministic = config.deterministic
+    own.precision = saved.description["precision"]
+    if config.data.root is not None and "root" not in own.data:
+        raise ValueError(
+            f"data.root={config.data.root} has no use, because the data of this checkpoint, "
+            f"{own.data.dataset._target_.rpartition('.')[2]}, comes without files; leave it out"
+        )
+    for key, value in {
+        "data.root": config.data.root,
+        "data.batch_size": config.batch_size,
+        "data.image_size": config.image_size,
+        "backend": config.backend,
+        "precision": config.precision,
+    }.items():
+        if value is not None:
+            OmegaConf.update(own, key, value, force_add=True)
+    plan = Plan.of(own, training=False)
+    if config.backend is not None:
+        plan.check_backend(config.backend)
+    why_precision = "as in training" if config.precision is None else plan.why_precision
+    if isinstance(plan.outline, ViT):  # resamples its positions as it goes; others have one size
+        own.model.image_size = saved.description["image_size"]
+    data = plan.data
+    data.prepare_data()
+    classes = saved.description["classes"]
+    data.select_classes(classes)
+    split = config.split or ("test" if data.has_split("test") else "val")
+
+    def summary(*_: object) -> None:
+        show(
+            {
+                "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
+                "weights": "averaged (EMA)" if saved.averaged else "raw",
+                "data": data_line(data),
+                "attention": attention_line(plan.layers),
+                "precision": f"{plan.precision} ({why_precision})",
+                "run folder": shown(run_dir),
+            }
+        )
+
+    trainer = build_trainer(
+        own,
+        precision=plan.precision,
+        default_root_dir=run_dir,
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[LambdaCallback(on_test_start=summary), Progress()],
+    )
+    network = build_network(own, len(classes), pretrained=False)
+    saved.check(network)
+    classifier = build_classifier(own, network, classes)
+    report = measure(trainer, classifier, data, saved.path, split)
+    publish(report, run_dir, Loggers([], run_id=None), split)

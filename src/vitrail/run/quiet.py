@@ -1,0 +1,12 @@
+"""Remarks of libraries at every start, which say less than the run's own summary."""
+
+import logging
+import warnings
+
+
+def quiet() -> None:
+    """Leave their warnings and errors; once imported, since Lightning sets its own level then."""
+    for library in ("pytorch_lightning", "lightning_fabric", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    # From Lightning 2.6 to torch 2.14, about themselves.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
