@@ -26,6 +26,9 @@ CLASHES = {
     "+trainer.max_epoch=1": "unknown key trainer.max_epoch; did you mean trainer.max_epochs or",
     "+model.dorpout=0.1": "unknown key model.dorpout; did you mean model.dropout?",
     "optim.name=adamm": "optim.name=adamm is no optimizer of timm",
+    "optim.lr=-1": "optim.lr=-1 must be above 0",
+    "seed=-1": "seed=-1 is no whole number from 0 to 4294967295",
+    "seed=null": "seed=None is no whole number",
     "ema_decay=1": "ema_decay=1 is the share",
 }
 WITHOUT_OUR_MODEL = {

@@ -70,10 +70,11 @@ def test_the_printed_eval_line_gives_the_same_figures_from_another_folder(run, t
     assert (evaluation / "per_class.csv").read_text() == (run.folder / "per_class.csv").read_text()
 
 
-def test_last_is_the_last_step_and_best_the_best_epoch(train):
-    run = train("trainer.max_epochs=3", "optim.lr=10")  # learns nothing, so that no epoch improves
+def test_last_is_the_last_step_and_best_the_latest_of_the_best_epochs(train):
+    run = train("trainer.max_epochs=3", "optim.lr=10")  # learns nothing, so that epochs tie
     accuracy = [float(row["val/acc"]) for row in run.rows("val/acc")]
-    assert read(run.best)["epoch"] == accuracy.index(max(accuracy))
+    latest = max(epoch for epoch, found in enumerate(accuracy) if found == max(accuracy))
+    assert read(run.best)["epoch"] == latest
     assert (read(run.last)["epoch"], read(run.last)["global_step"]) == (2, 60)
 
 
@@ -82,6 +83,11 @@ def test_a_run_that_ends_within_an_epoch_has_a_checkpoint_too(train):
     assert (run.code, run.err) == (0, "")
     assert run.line("training") == "5 optimizer steps, batch 64"
     assert run.line("checkpoint:").endswith("checkpoints/last.ckpt")
+
+
+def test_a_step_that_was_never_validated_is_not_the_best(train):
+    run = train("trainer.max_steps=30", "trainer.max_epochs=2", "optim.lr=1e-6")
+    assert (read(run.best)["global_step"], read(run.last)["global_step"]) == (20, 30)
 
 
 def test_without_a_validation_split_the_last_epoch_is_the_best(train):

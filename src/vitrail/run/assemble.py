@@ -98,6 +98,7 @@ class Plan:
         refused at once. layers: each attention layer by name; empty for a model that is not ours,
         whose attention is its own.
         """
+        check_seed(config.seed)
         seed_everything(config.seed, workers=True, verbose=False)
         device = device_of(config.trainer.accelerator)
         precision, why = choose(config.precision, Hardware.of(device))
@@ -131,6 +132,12 @@ class Plan:
                 f"backend={name} has no use, because {type(self.outline).__name__} brings its own "
                 "attention; leave it out, or use a vit model"
             )
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise ValueError for what numpy takes no seed from."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed} is no whole number from 0 to {2**32 - 1}; use one")
 
 
 def check_padding(config: DictConfig, network: nn.Module) -> None:

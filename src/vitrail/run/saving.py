@@ -52,6 +52,7 @@ class BestAndLast(ModelCheckpoint):
         )
         self.last = run_dir / CHECKPOINTS / "last.ckpt"
         self._last_step: int | None = None  # that last.ckpt holds
+        self._validated_step: int | None = None
 
     @property
     def best(self) -> Path:
@@ -82,12 +83,14 @@ class BestAndLast(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
+        self._validated_step = trainer.global_step
         # At the end of an epoch the end of validation is not yet the end of the epoch.
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._write_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.monitor is None or self.monitor in trainer.callback_metrics:
+        # Training may end within an epoch, and val/acc still be that of an earlier step.
+        if self.monitor is None or self._validated_step == trainer.global_step:
             super().on_train_epoch_end(trainer, pl_module)
         self._write_last(trainer)
 

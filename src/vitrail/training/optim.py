@@ -57,6 +57,11 @@ class Optim:
                     f"optim.options.{option} is no option of {self.name}; use {', '.join(near)} or "
                     f"leave it out: ~optim.options.{option}"
                 )
+        if self.lr <= 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"optim.lr={self.lr} must be above 0, and optim.weight_decay={self.weight_decay} "
+                "0 or more"
+            )
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise ValueError(
                 f"optim.layer_decay={self.layer_decay} is the ratio of a layer's rate to the next "
