@@ -72,7 +72,7 @@ def renumber(
         if unknown:
             raise ValueError(
                 f"{place} has {some(unknown)}, not among the {len(known)} classes of the model: "
-                f"{some(known)}; leave them out with data.classes"
+                f"{some(known)}; leave them out with data.classes=[…]"
             )
     number = {name: place for place, name in enumerate(order)}
     numbers = torch.tensor([number[name] if name in used else -1 for name in present])

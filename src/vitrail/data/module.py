@@ -243,7 +243,7 @@ class ImageData(pl.LightningDataModule):
 
     def _tell(self, listed: Splits) -> None:
         """Say what a person might not expect of these splits."""
-        if "test" not in listed.images:
+        if "test" not in listed.images and "val" in listed.images:
             _say("there is no test split: evaluation uses val")
         if "train" in listed.images and self._known is None:
             if "val" not in listed.images:

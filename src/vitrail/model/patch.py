@@ -25,7 +25,7 @@ def patch_grid(image_size: tuple[int, int], patch_size: tuple[int, int], prefix:
                 f"image size {image_size[0]}x{image_size[1]} does not divide into patches of "
                 f"{patch_size[0]}x{patch_size[1]}: {side} is no multiple of {patch}; use "
                 + (f"{below} or {above}" if below else f"{above}")
-                + ", or pad the image and pass padding="
+                + ", or pad the images"
             )
     return Grid(image_size[0] // patch_size[0], image_size[1] // patch_size[1], prefix)
 

@@ -32,6 +32,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
         )
     for key, value in {
         "data.root": config.data.root,
+        "data.classes": config.data.classes,
         "data.batch_size": config.batch_size,
         "data.image_size": config.image_size,
         "backend": config.backend,
@@ -50,6 +51,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     classes = saved.description["classes"]
     data.select_classes(classes)
     split = config.split or ("test" if data.has_split("test") else "val")
+    whole = data.has_split("all") and config.split is None  # a folder that comes without splits
 
     def summary(*_: object) -> None:
         show(
@@ -57,6 +59,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
                 "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
                 "weights": "averaged (EMA)" if saved.averaged else "raw",
                 "data": data_line(data),
+                "split": split + ", held out of this folder; split=all takes it whole" * whole,
                 "attention": attention_line(plan.layers),
                 "precision": f"{plan.precision} ({why_precision})",
                 "run folder": shown(run_dir),

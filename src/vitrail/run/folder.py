@@ -37,8 +37,9 @@ def writer(ckpt_path: str) -> Path | None:
     """
     path = Path(ckpt_path).expanduser()
     if not path.is_file():
-        beside = ", ".join(sorted(str(other) for other in path.parent.glob("*.ckpt")))
-        hint = f"there is {beside}" if beside else f"there is no checkpoint in {path.parent}"
+        place = path / CHECKPOINTS if path.is_dir() else path.parent
+        beside = ", ".join(sorted(str(other) for other in place.glob("*.ckpt")))
+        hint = f"there is {beside}" if beside else f"there is no checkpoint in {place}"
         raise FileNotFoundError(f"ckpt_path={ckpt_path} is not a file; {hint}")
     return path.parent.parent if path.parent.name == CHECKPOINTS else None
 

@@ -22,7 +22,7 @@ from vitrail.run.assemble import (
 )
 from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.figures import measure, publish
-from vitrail.run.next_command import next_command, pasteable, shown
+from vitrail.run.next_command import next_command, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.receipt import watch
 from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
@@ -125,10 +125,13 @@ def train(
                 raise KeyboardInterrupt from stop
             raise
         best = checkpoints.best
-        split = "test" if data.has_split("test") else "val"
-        report = measure(trainer, classifier, data, best, split)
-        publish(report, run_dir, loggers, split)
-        say(f"checkpoint: {pasteable(best)}")
+        split = next((name for name in ("test", "val") if data.has_split(name)), None)
+        if split is None:
+            say("there is neither a test nor a val split, so nothing was evaluated")
+        else:
+            report = measure(trainer, classifier, data, best, split)
+            publish(report, run_dir, loggers, split)
+        say(f"checkpoint: {shown(best)}")
         if loggers.sync_command:
             say(f"W&B run: {loggers.sync_command}")
         say(f"evaluate it again: {next_command('eval', best)}")

@@ -93,18 +93,13 @@ class Classifier(LightningModule):
         logits = self(images, padding)
         loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss)
+        whole = {"on_step": False, "on_epoch": True, "batch_size": len(labels), "sync_dist": True}
+        self.log("train/epoch_loss", loss, **whole)
         rate = max(self.lr_schedulers().get_last_lr())
         self.log("lr", torch.tensor(rate, dtype=torch.float64))
         if not self.mixing.ways:
             right = (logits.argmax(dim=1) == labels).float().mean()
-            self.log(
-                "train/acc",
-                right,
-                on_step=False,
-                on_epoch=True,
-                batch_size=len(labels),
-                sync_dist=True,
-            )
+            self.log("train/acc", right, **whole)
         return loss
 
     def on_validation_epoch_start(self) -> None:

@@ -9,13 +9,14 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 
 FORMS = {  # of every metric that is shown
     "train/loss": "{:.4f}",
+    "train/epoch_loss": "{:.4f}",
     "train/acc": "{:.2%}",
     "val/loss": "{:.4f}",
     "val/acc": "{:.2%}",
     "train/images_per_second": "{:,.0f}",
 }
 IN_LINES = {
-    "train/loss": "loss",
+    "train/epoch_loss": "loss",
     "train/acc": "train accuracy",
     "val/loss": "val loss",
     "val/acc": "val accuracy",

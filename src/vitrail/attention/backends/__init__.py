@@ -168,8 +168,16 @@ def load(name: str) -> Backend:
 
 
 def permitted(request: Request) -> list[str]:
-    """Names of the backends that can serve the request."""
-    return [name for name in names() if not load(name).refuse(request)]
+    """Names of the backends that can serve the request; one that cannot be imported cannot."""
+    return [name for name in names() if _importable(name) and not load(name).refuse(request)]
+
+
+def _importable(name: str) -> bool:
+    try:
+        load(name)
+    except ImportError:
+        return False
+    return True
 
 
 def resolve(request: Request, backend: str | Backend) -> Backend:
