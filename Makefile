@@ -9,6 +9,8 @@ ARGS :=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two processes of one thread each: small tests gain nothing from threads that wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,10 +27,10 @@ bench: $(READY) ## measure: ARGS="bench=attention"
 	$(BIN)/python bench.py $(ARGS)
 
 test: $(READY) ## the tests that take a few seconds each
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(READY) ## every test that this machine can run
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 gpu-check: $(READY) ## on a machine with a GPU: the tests that need one, then the bench
 	$(BIN)/python -m pytest -m gpu

@@ -87,8 +87,8 @@ def test_a_machine_without_a_fitting_python_is_told_what_to_do(make):
 
 def test_the_slow_tests_run_only_when_asked_for(make):
     make("setup")
-    assert make("test")[2] == ["-m pytest -m not slow"]
-    assert make("test-all")[2] == ["-m pytest"]
+    assert make("test")[2] == ["-m pytest -n 2 --dist worksteal -m not slow"]
+    assert make("test-all")[2] == ["-m pytest -n 2 --dist worksteal"]
 
 
 def test_help_names_every_command(make):
