@@ -61,16 +61,18 @@ def test_images_of_their_own_aspect_are_found_again_from_any_folder(
     for split, count in (("train", 6), ("val", 3)):
         for name, size in {"a": (20, 12), "b": (11, 23)}.items():
             folder(f"{split}/{name}", count, size)
+    (tmp_path / "names.txt").write_text("b\na\n")
     run = train(
-        "data=image_folder", "data.root=images", "data.image_size=16", "data.resize=native",
-        "data.pad_to=4", "data.augment.scale=null", "data.workers=0", "data.batch_size=4",
-        "model.patch_size=4", "backend=sdpa_flash", "trainer.log_every_n_steps=1",
+        "data=image_folder", "data.root=images", "data.classes=names.txt", "data.image_size=16",
+        "data.resize=native", "data.pad_to=4", "data.augment.scale=null", "data.workers=0",
+        "data.batch_size=4", "model.patch_size=4", "backend=sdpa_flash", "trainer.log_every_n_steps=1",
     )  # fmt: skip
     assert (run.code, run.err, run.count) == (0, "", 6)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = command("eval", f"ckpt_path={run.best}", place=elsewhere)
     assert (again.code, again.figures) == (0, run.figures)
+    assert read(run.best)["hyper_parameters"]["classes"] == ["b", "a"]
 
 
 def test_the_batch_size_changes_neither_accuracy_nor_loss(run, command):

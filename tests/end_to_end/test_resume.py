@@ -23,7 +23,7 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_ends_where_a_straight_one_does(train, resume, stopped, every):
     own = (
         *TINY, "trainer.max_epochs=3", f"trainer.check_val_every_n_epoch={every}",
