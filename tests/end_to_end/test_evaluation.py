@@ -65,7 +65,8 @@ def test_images_of_their_own_aspect_are_found_again_from_any_folder(
     run = train(
         "data=image_folder", "data.root=images", "data.classes=names.txt", "data.image_size=16",
         "data.resize=native", "data.pad_to=4", "data.augment.scale=null", "data.workers=0",
-        "data.batch_size=4", "model.patch_size=4", "backend=sdpa_flash", "trainer.log_every_n_steps=1",
+        "data.batch_size=4", "model.patch_size=4", "backend=sdpa_flash",
+        "trainer.log_every_n_steps=1",
     )  # fmt: skip
     assert (run.code, run.err, run.count) == (0, "", 6)
     elsewhere = tmp_path / "elsewhere"
