@@ -23,6 +23,8 @@ OF_THE_PERSON = ("VITRAIL_DATA", "HYDRA_FULL_ERROR", "LOCAL_RANK", "RANK", "WORL
 def pytest_configure() -> None:
     """Processes that tests start find vitrail where this one does, installed or not."""
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
+    # The profiler reads this once a process; a run sets it, but another test may profile first.
+    os.environ["KINETO_LOG_LEVEL"] = "6"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -55,7 +55,8 @@ def test_the_first_command_prepares_the_environment_and_the_next_does_not(make):
     assert asked[0] == "-m venv .venv"
     assert install(asked[1])
     assert asked[2:] == ["train.py seed=1 trainer=cpu"]
-    assert make("train") == (0, ".venv/bin/python train.py \n", ["train.py"])
+    line = "train.py experiment=digits"
+    assert make("train") == (0, f".venv/bin/python {line}\n", [line])
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
@@ -70,13 +71,13 @@ def test_an_installation_that_stopped_half_way_is_started_again(make, tmp_path):
     (tmp_path / "offline").touch()
     code, _, asked = make("train")
     assert code != 0
-    assert "train.py" not in asked
+    assert "train.py experiment=digits" not in asked
 
     (tmp_path / "offline").unlink()
     code, _, asked = make("train")
     assert code == 0
     assert any(install(line) for line in asked)
-    assert asked[-1] == "train.py"
+    assert asked[-1] == "train.py experiment=digits"
 
 
 def test_a_machine_without_a_fitting_python_is_told_what_to_do(make):
