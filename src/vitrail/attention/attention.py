@@ -132,7 +132,7 @@ class MultiHeadAttention2d(nn.Module):
             bias_grad=bias is not None and training,
             dropout=self.dropout > 0 and training,
             backward=training,
-            compute=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            compute=backends.compute_capability(device),
         )
 
     def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:

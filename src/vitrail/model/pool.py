@@ -72,5 +72,5 @@ class AttentionPool(nn.Module):
             width=self.q.out_features // self.heads,
             mask="keys" if padded else "none",
             backward=training,
-            compute=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            compute=backends.compute_capability(device),
         )

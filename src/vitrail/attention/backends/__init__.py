@@ -67,7 +67,7 @@ class Request:
             dropout=dropout_p > 0,
             backward=torch.is_grad_enabled()
             and (q.requires_grad or k.requires_grad or v.requires_grad),
-            compute=torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None,
+            compute=compute_capability(q.device),
         )
 
 
@@ -120,6 +120,13 @@ class Kernels:
     forbidden: frozenset[str] = field(default_factory=frozenset)
 
 
+# What the formula is when it is written out in torch, and not handed to a fused kernel.
+WRITTEN_OUT = Kernels(
+    required=frozenset({"aten::bmm", "aten::_softmax"}),
+    forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
+)
+
+
 class Backend:
     """One way to compute attention. Subclasses fill in the three members below and `__call__`."""
 
@@ -170,6 +177,11 @@ def load(name: str) -> Backend:
 def permitted(request: Request) -> list[str]:
     """Names of the backends that can serve the request; one that cannot be imported cannot."""
     return [name for name in names() if _importable(name) and not load(name).refuse(request)]
+
+
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """That of a CUDA device, None for any other kind."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _importable(name: str) -> bool:

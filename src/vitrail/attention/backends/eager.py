@@ -4,6 +4,7 @@ import torch.nn.functional as F
 
 from vitrail.attention.backends import (
     EVERYWHERE,
+    WRITTEN_OUT,
     Backend,
     Capability,
     Kernels,
@@ -17,10 +18,7 @@ class Eager(Backend):
     capabilities = {EVERYWHERE: Capability()}
 
     def kernels(self, request: Request) -> Kernels:
-        return Kernels(
-            required=frozenset({"aten::bmm", "aten::_softmax"}),
-            forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
-        )
+        return WRITTEN_OUT
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         hidden = None if (visible := mask.visible()) is None else ~visible

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from vitrail.attention.backends import (
     EVERYWHERE,
+    WRITTEN_OUT,
     Backend,
     Capability,
     Kernels,
@@ -40,10 +41,7 @@ class Reference(Backend):
     capabilities = {EVERYWHERE: Capability()}
 
     def kernels(self, request: Request) -> Kernels:
-        return Kernels(
-            required=frozenset({"aten::bmm", "aten::_softmax"}),
-            forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
-        )
+        return WRITTEN_OUT
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         with without_autocast(q.device.type):
