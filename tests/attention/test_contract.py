@@ -35,7 +35,7 @@ def check(backend: str, kind_name: str, grid: Grid, dtype: torch.dtype) -> None:
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = attention(
         *(double.transpose(1, 2) for double in doubles[:3]),
-        visible=mask.visible(),
+        visible=mask.visible(q.device),
         bias=doubles[3] if kind.learned else bias,
     )
     towards = torch.randn(expected.shape).to(dtype)
@@ -51,7 +51,7 @@ def check(backend: str, kind_name: str, grid: Grid, dtype: torch.dtype) -> None:
         assert actual.dtype == dtype
         assert_near(name, actual, want)
 
-    dead = dead_rows(mask.visible(), bias, (BATCH, HEADS, grid.tokens, grid.tokens))
+    dead = dead_rows(mask.visible(q.device), bias, (BATCH, HEADS, grid.tokens, grid.tokens))
     assert dead.any() == (kind.mask is not None or kind.cut or (kind.padded and not grid.prefix))
     assert (out[dead] == 0).all()
     assert (grads[0].transpose(1, 2)[dead] == 0).all()

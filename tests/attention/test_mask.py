@@ -8,6 +8,7 @@ from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, backends
 from .oracle import assert_near, attention
 
 DIM, HEADS = 12, 3
+CPU = torch.device("cpu")
 
 each_backend = pytest.mark.parametrize("backend", backends.names())
 
@@ -148,12 +149,12 @@ def test_the_formula_itself_takes_a_float_bias_with_four_axes_alone(bias):
 def test_a_mask_stays_in_its_parts_and_knows_its_kind():
     padding = torch.ones(2, 4, dtype=torch.bool)
     allowed = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    assert Mask().kind == "none"
-    assert Mask(padding=padding).kind == "keys"
-    assert Mask(allowed=allowed).kind == "dense"
-    assert Mask(padding=padding, allowed=allowed).kind == "dense"
-    assert Mask().visible() is None
-    assert Mask(padding=padding).visible().shape == (2, 1, 1, 4)
+    assert Mask().kinds == frozenset()
+    assert Mask(padding=padding).kinds == {"keys"}
+    assert Mask(allowed=allowed).kinds == {"dense"}
+    assert Mask(padding=padding, allowed=allowed).kinds == {"keys", "dense"}
+    assert Mask().visible(CPU) is None
+    assert Mask(padding=padding).visible(CPU).shape == (2, 1, 1, 4)
 
 
 def test_tokens_that_are_not_the_grids_are_refused_with_both_numbers():

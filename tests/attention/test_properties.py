@@ -91,17 +91,17 @@ def test_without_a_position_the_order_of_tokens_does_not_matter(backend, rows, c
     device=st.sampled_from(["cpu", "cuda", "mps"]),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     width=st.integers(1, 300),
-    mask=st.sampled_from(["none", "keys", "dense"]),
+    masks=st.frozensets(st.sampled_from(["keys", "dense", "pattern"])),
     flags=st.tuples(*[st.booleans()] * 4),
     compute=st.sampled_from([(7, 5), (8, 0), (9, 0), (10, 0)]),
 )
 def test_every_request_is_either_served_or_refused_in_one_sentence(
-    device, dtype, width, mask, flags, compute
+    device, dtype, width, masks, flags, compute
 ):
     bias, bias_grad, dropout, backward = flags
     request = Request(
-        device, dtype, 2, 3, 16, 16, width, mask, bias, bias and bias_grad, dropout, backward,
-        compute if device == "cuda" else None,
+        device, dtype, 2, 3, 16, 16, width, masks, None, bias, bias and bias_grad, dropout,
+        backward, compute if device == "cuda" else None,
     )  # fmt: skip
     able = backends.permitted(request)
     assert {"reference", "eager"} <= set(able)

@@ -16,7 +16,9 @@ def with_gradients(backend, q, k, v, **given):
     out = attend(*leaves, backend=backend, **given)
     doubles = [tensor.double().requires_grad_() for tensor in (q, k, v)]
     mask = given.pop("mask", None)
-    expected = attention(*doubles, visible=None if mask is None else mask.visible(), **given)
+    expected = attention(
+        *doubles, visible=None if mask is None else mask.visible(q.device), **given
+    )
     ours = torch.autograd.grad(out.square().sum(), leaves)
     theirs = torch.autograd.grad(expected.square().sum(), doubles)
     return [out, *ours], [expected, *theirs]

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from vitrail.attention import backends
 from vitrail.attention.positions.rope import Rope
+from vitrail.attention.requests import attention_layers, requests_of
+from vitrail.model import ViT
 
-from .small import small_vit
+from .small import SIZES, small_vit
 
 
 @pytest.fixture
@@ -21,6 +24,15 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(backends, "resolve", listen)
     return requests
+
+
+def outline(**changes) -> ViT:
+    with torch.device("meta"):
+        return ViT(**(SIZES | changes))
+
+
+def planned(model: ViT, *inputs: Tensor | None, training: bool = False, dtype=torch.float32):
+    return requests_of(model, *inputs, device=torch.device("cpu"), dtype=dtype, training=training)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -45,43 +57,33 @@ def test_the_plan_is_what_the_forward_asks(asked, options, dtype, training, padd
         torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
     ):
         model(torch.randn(2, 3, *size), real)
-    planned = model.requests(
-        batch=2,
-        image_size=size,
-        device=torch.device("cpu"),
-        dtype=dtype,
-        padded=padded,
+    said = list(asked)
+    plan = planned(
+        outline(**options),
+        torch.empty(2, 3, *size, device="meta"),
+        None if real is None else real.to("meta"),
         training=training,
+        dtype=dtype,
     )
     pool = ["attn_pool"] if options.get("pool") == "map" else []
-    assert list(planned) == ["blocks.0.attn", "blocks.1.attn", *pool]
-    assert asked == list(planned.values())
+    assert list(plan) == ["blocks.0.attn", "blocks.1.attn", *pool]
+    assert said == [request for requests in plan.values() for request in requests]
 
 
-def test_each_planned_layer_is_a_module_of_that_name_with_a_backend():
-    model = small_vit(backend="eager", pool="map")
-    planned = model.requests(
-        batch=2,
-        image_size=(24, 32),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        padded=False,
-        training=False,
-    )
-    for name in planned:
+def test_each_planned_layer_is_a_module_that_keeps_its_backend_and_mode():
+    model = outline(backend="eager", pool="map").train()
+    plan = planned(model, torch.empty(2, 3, 24, 32, device="meta"))
+    assert model.training
+    assert list(plan) == list(attention_layers(model))
+    for name in plan:
         assert model.get_submodule(name).backend is backends.load("eager")
 
 
-def test_the_plan_of_an_image_that_does_not_divide_is_refused():
+def test_a_plan_that_fails_leaves_the_backends_in_their_place():
+    model = outline(backend="eager")
     with pytest.raises(ValueError, match="image size 24x30 does not divide"):
-        small_vit().requests(
-            batch=2,
-            image_size=(24, 30),
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            padded=False,
-            training=False,
-        )
+        planned(model, torch.empty(2, 3, 24, 30, device="meta"))
+    assert model.blocks[0].attn.backend is backends.load("eager")
 
 
 def test_a_misspelt_backend_is_refused_when_the_model_is_built():

@@ -1,6 +1,6 @@
 """Multi-head attention over a grid of tokens: the formula, and modules that hold its weights."""
 
-import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -8,6 +8,8 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.grid import Grid
 from vitrail.attention.mask import Mask, attention_bias, attention_mask, token_padding
+from vitrail.attention.patterns import Call, Pattern
+from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.none import NoPosition
 
@@ -25,10 +27,10 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T * scale + bias, over what may be seen) v, by the backend that is named.
 
-    q, k, v: (B, h, N, d). mask: a `Mask`, or bool (1|B, 1|h, N, N), True = may be seen. bias: the
-    same shape, float, -inf allowed. scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1). A row
-    that may see nothing gives 0 and sends no gradient. Raises `backends.Refused` when the backend
-    cannot serve it.
+    q, k: (B, h, N, d). v: (B, h, N, d'), no wider than q and k. mask: a `Mask`, or bool
+    (1|B, 1|h, N, N), True = may be seen. bias: the same shape, float, -inf allowed. scale: d**-0.5
+    unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing gives 0 and sends no
+    gradient. Raises `backends.Refused` when the backend cannot serve it.
     """
     if not isinstance(mask, Mask):
         mask = Mask(allowed=mask)
@@ -37,18 +39,21 @@ def attend(
             f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be a float tensor with "
             "4 axes (1|B, 1|h, N, N), and what hides keys goes into mask="
         )
+    width = v.shape[-1]
+    v = F.pad(v, (0, q.shape[-1] - width))  # fused kernels take one width for all three
     kernel = backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return kernel(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+    out = kernel(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+    return out[..., :width]
 
 
 class MultiHeadAttention2d(nn.Module):
     """Self-attention on tokens (B, N, dim) that lie on a `Grid`; weights have timm's names.
 
-    position: one that speaks inside attention, such as `Rope`; absolute ones are added to the
-    tokens at a model's entrance and do nothing here. scale: d**-0.5 of the head width d unless
-    given. dropout: share of attention weights dropped in training. Raises ValueError when `heads`
-    does not divide `dim`.
+    pattern: who sees whom on the grid. position: one that speaks inside attention, such as `Rope`;
+    absolute ones are added to the tokens at a model's entrance and do nothing here. scale: d**-0.5
+    of the head width d unless given. dropout: share of attention weights dropped in training.
+    Raises ValueError when `heads` does not divide `dim`.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class MultiHeadAttention2d(nn.Module):
         dim: int,
         heads: int,
         *,
+        pattern: Pattern = Full(),  # noqa: B008 (frozen)
         position: Position = NoPosition(),  # noqa: B008 (frozen)
         backend: str = "sdpa",
         scale: float | None = None,
@@ -71,6 +77,7 @@ class MultiHeadAttention2d(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm = nn.LayerNorm(self.width, eps=1e-6) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.width, eps=1e-6) if qk_norm else nn.Identity()
+        self.pattern = pattern
         self.position = position.layer(heads, self.width)
         self.proj = nn.Linear(dim, dim)
 
@@ -89,50 +96,27 @@ class MultiHeadAttention2d(nn.Module):
         mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column).
         bias: like mask, float, added to the scaled scores. Several masks combine by AND.
         """
-        visible, bias = self._combine(x, grid, padding, mask, bias)
-        if visible.padding is not None:
-            x = x.masked_fill(~visible.padding[..., None], 0.0)
+        mask, bias = self._combine(x, grid, padding, mask, bias)
+        if mask.padding is not None:
+            x = x.masked_fill(~mask.padding[..., None], 0.0)
         q, k, v = rearrange(self.qkv(x), "b n (s h d) -> s b h n d", s=3, h=self.heads)
         q, k = self.position.rotate(self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), grid)
-        dropout_p = self.dropout if self.training else 0.0
-        out = attend(
-            q,
-            k,
-            v,
-            mask=visible,
-            bias=bias,
-            scale=self.scale,
-            dropout_p=dropout_p,
-            backend=self.backend,
-        )
+        tile, places = self.pattern.tile(grid), self.pattern.places(grid, x.device)
+        q, k = self.position.widen(q, k, tile, places, self.scale)
+        calls = self.pattern.split(Call(q, k, v, mask, bias), self.position.bias(tile), grid)
+        out = self.pattern.join([self._attend(call) for call in calls], grid)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
 
-    def request(
-        self,
-        grid: Grid,
-        *,
-        batch: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        padded: bool,
-        training: bool,
-    ) -> Request:
-        """What `forward` will ask of the backend, known before any data is read."""
-        bias = self.position.bias(grid)
-        return Request(
-            device=device.type,
-            dtype=dtype,
-            batch=batch,
-            heads=self.heads,
-            queries=grid.tokens,
-            keys=grid.tokens,
-            width=self.width,
-            mask="keys" if padded else "none",
-            bias=bias is not None,
-            bias_grad=bias is not None and training,
-            dropout=self.dropout > 0 and training,
-            backward=training,
-            compute=backends.compute_capability(device),
+    def _attend(self, call: Call) -> Tensor:
+        return attend(
+            call.q,
+            call.k,
+            call.v,
+            mask=call.mask,
+            bias=call.bias,
+            scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            backend=self.backend,
         )
 
     def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:
@@ -141,14 +125,12 @@ class MultiHeadAttention2d(nn.Module):
             raise ValueError(
                 f"x has {tokens} tokens and {grid} has {grid.tokens}; give the grid of these tokens"
             )
-        own = self.position.bias(grid)
-        bias = attention_bias(bias, batch, self.heads, tokens)
         return (
             Mask(
                 padding=token_padding(padding, grid, batch),
                 allowed=attention_mask(mask, batch, self.heads, tokens),
             ),
-            own if bias is None else bias if own is None else own + bias,
+            attention_bias(bias, batch, self.heads, tokens),
         )
 
 

@@ -4,6 +4,8 @@ Every mask is bool with one polarity: True = is real / may be seen. Several mask
 """
 
 from dataclasses import dataclass
+from functools import reduce
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +14,30 @@ from torch import Tensor
 from vitrail.attention.grid import Grid
 
 
+class Predicate(Protocol):
+    """A mask without a tensor: a rule on token indices, hashable, equal for equal rules."""
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Bool, True = may be seen, for int token indices that broadcast against each other."""
+        ...
+
+    def visible(self, device: torch.device) -> Tensor:
+        """The rule for all pairs, (1, 1, N, N) bool."""
+        ...
+
+
 @dataclass(frozen=True)
 class Mask:
     """Who may see whom, still in parts so that a backend can lower it its own best way.
 
     padding: (B, N) bool, True = the key is real. allowed: (1|B, 1|h, N, N) bool, True = the query
-    (third axis) may see the key (fourth axis). Either may be None; both None means that everyone
-    sees everyone.
+    (third axis) may see the key (fourth axis). pattern: a rule in place of such a tensor. Each may
+    be None; all None means that everyone sees everyone.
     """
 
     padding: Tensor | None = None
     allowed: Tensor | None = None
+    pattern: Predicate | None = None
 
     def __post_init__(self):
         # A float would be added to the scores, and a 3-D mask read as one mask a head.
@@ -34,22 +49,25 @@ class Mask:
                 )
 
     @property
-    def kind(self) -> str:
-        """`none`, `keys` (every query sees the same keys) or `dense` (it depends on the query)."""
+    def kinds(self) -> frozenset[str]:
+        """Of `keys` (padding), `dense` (an attention mask) and `pattern`, those that are there."""
+        parts = {"keys": self.padding, "dense": self.allowed, "pattern": self.pattern}
+        return frozenset(kind for kind, part in parts.items() if part is not None)
+
+    def visible(self, device: torch.device) -> Tensor | None:
+        """Bool, True = may be seen; (1|B, 1|h, N, N), or (B, 1, 1, N) for padding alone."""
+        parts = []
+        if self.padding is not None:
+            parts.append(self.padding[:, None, None, :])
         if self.allowed is not None:
-            return "dense"
-        return "none" if self.padding is None else "keys"
+            parts.append(self.allowed)
+        if self.pattern is not None:
+            parts.append(self.pattern.visible(device))
+        return reduce(torch.logical_and, parts) if parts else None
 
-    def visible(self) -> Tensor | None:
-        """Bool, True = may be seen; broadcasts to (B, h, N, N), and is (B, 1, 1, N) for `keys`."""
-        if self.padding is None:
-            return self.allowed
-        keys = self.padding[:, None, None, :]
-        return keys if self.allowed is None else keys & self.allowed
-
-    def additive(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def additive(self, bias: Tensor | None, dtype: torch.dtype, device: torch.device):
         """The mask folded into `bias` as -inf where hidden; bool while there is no bias."""
-        visible = self.visible()
+        visible = self.visible(device)
         if bias is None or visible is None:
             return visible if bias is None else bias.to(dtype)
         return bias.to(dtype).masked_fill(~visible, float("-inf"))

@@ -35,10 +35,10 @@ class Sample:
             return values.requires_grad_(learned)
 
         padding = allowed = None
-        if request.mask == "keys":
+        if "keys" in request.masks:
             real = keys - torch.arange(batch) * keys // batch  # (B,)
             padding = (torch.arange(keys) < real[:, None]).to(request.device)
-        elif request.mask == "dense":
+        if "dense" in request.masks:
             allowed = torch.rand(1, 1, queries, keys, generator=generator) < 0.5
             allowed = allowed.to(request.device)
         return cls(
@@ -46,7 +46,7 @@ class Sample:
             k=draw(batch, heads, keys, request.width, learned=request.backward),
             v=draw(batch, heads, keys, request.width, learned=request.backward),
             grad=draw(batch, heads, queries, request.width, learned=False),
-            mask=Mask(padding=padding, allowed=allowed),
+            mask=Mask(padding=padding, allowed=allowed, pattern=request.pattern),
             bias=draw(1, heads, queries, keys, learned=request.bias_grad) if request.bias else None,
         )
 

@@ -15,7 +15,7 @@ from vitrail.attention.stopwatch import Times, interleave
 from vitrail.bench.results import show, write
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-MASKS = ("none", "keys", "dense")
+MASKS = {"none": frozenset(), "keys": frozenset({"keys"}), "dense": frozenset({"dense"})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class AttentionBench:
             queries=tokens,
             keys=tokens,
             width=width,
-            mask=mask,
+            masks=MASKS[mask],
         )
         able = {}
         refused = {}

@@ -6,7 +6,6 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, Mask, attend, backends
-from vitrail.attention.backends import Request
 
 
 class TokenPool(nn.Module):
@@ -50,27 +49,3 @@ class AttentionPool(nn.Module):
         x = rearrange(attend(q, k, v, mask=mask, backend=self.backend), "b h n d -> b n (h d)")
         x = self.proj(x)
         return (x + self.mlp(self.norm(x)))[:, 0]
-
-    def request(
-        self,
-        grid: Grid,
-        *,
-        batch: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        padded: bool,
-        training: bool,
-    ) -> Request:
-        """What `forward` will ask of the backend: one query an image, over the map."""
-        return Request(
-            device=device.type,
-            dtype=dtype,
-            batch=batch,
-            heads=self.heads,
-            queries=1,
-            keys=grid.area,
-            width=self.q.out_features // self.heads,
-            mask="keys" if padded else "none",
-            backward=training,
-            compute=backends.compute_capability(device),
-        )

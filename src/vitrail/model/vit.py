@@ -1,13 +1,14 @@
 """The vision transformer (Dosovitskiy et al. 2020) over vitrail's attention, in timm's names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, MultiHeadAttention2d
-from vitrail.attention.backends import Request
+from vitrail.attention.patterns import Pattern
+from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.learned import Learned
 from vitrail.model.block import MLPS, Block
@@ -20,12 +21,13 @@ class ViT(nn.Module):
     """stem -> position -> blocks -> norm -> pool -> head; (B, 3, H, W) -> (B, num_classes).
 
     image_size, patch_size: pixels, one number or (height, width). registers: extra learned tokens
-    (Darcet et al. 2023). pool: `token` (the class token), `avg` (real tokens) or `map` (a learned
-    query). layer_scale and drop_path: see `Block`; drop_path grows linearly with depth up to the
-    value given. stem: `patch` or `conv`. pretrained: a timm model's name or a file of weights to
-    begin from, see `load_pretrained`. The state dict loads strictly into timm's `VisionTransformer`
-    of the same shape, and the reverse. Raises ValueError for sizes that do not divide and for parts
-    that do not fit together.
+    (Darcet et al. 2023). pattern: who sees whom, one for all blocks, or a plan of several that is
+    repeated until each block has one. pool: `token` (the class token), `avg` (real tokens) or `map`
+    (a learned query). layer_scale and drop_path: see `Block`; drop_path grows linearly with depth
+    up to the value given. stem: `patch` or `conv`. pretrained: a timm model's name or a file of
+    weights to begin from, see `load_pretrained`. The state dict loads strictly into timm's
+    `VisionTransformer` of the same shape, and the reverse. Raises ValueError for sizes that do not
+    divide and for parts that do not fit together.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ViT(nn.Module):
         depth: int,
         heads: int,
         num_classes: int,
+        pattern: Pattern | Sequence[Pattern] = Full(),  # noqa: B008 (frozen)
         position: Position = Learned(),  # noqa: B008 (frozen)
         backend: str = "sdpa",
         stem: str = "patch",
@@ -78,7 +81,8 @@ class ViT(nn.Module):
                 MultiHeadAttention2d(
                     dim,
                     heads,
-                    position=self.position,
+                    pattern=own,
+                    position=position.for_grid(own.tile(self.grid)),
                     backend=backend,
                     scale=scale,
                     dropout=attention_dropout,
@@ -91,7 +95,7 @@ class ViT(nn.Module):
                 dropout=dropout,
                 drop_path=drop_path * i / max(depth - 1, 1),
             )
-            for i in range(depth)
+            for i, own in enumerate(layer_patterns(pattern, depth))
         )
         # timm normalises after average pooling (`fc_norm`) and before every other one (`norm`).
         self.norm = nn.Identity() if pool == "avg" else nn.LayerNorm(dim, eps=1e-6)
@@ -137,22 +141,6 @@ class ViT(nn.Module):
         self.head = nn.Linear(self.dim, num_classes)
         _initialise_linear(self.head)
 
-    def requests(
-        self, *, batch: int, image_size: tuple[int, int], device: torch.device, dtype: torch.dtype,
-        padded: bool, training: bool,
-    ) -> dict[str, Request]:  # fmt: skip
-        """What each attention layer will ask of its backend for such a batch, by layer name."""
-        grid = patch_grid(image_size, self.patch_embed.patch_size, self.grid.prefix)
-        layers = {f"blocks.{i}.attn": block.attn for i, block in enumerate(self.blocks)}
-        if isinstance(self.attn_pool, AttentionPool):
-            layers["attn_pool"] = self.attn_pool
-        return {
-            name: layer.request(
-                grid, batch=batch, device=device, dtype=dtype, padded=padded, training=training
-            )
-            for name, layer in layers.items()
-        }
-
     def no_weight_decay(self) -> set[str]:
         """Names that weight decay must leave alone: position tables, class and register tokens."""
         learned = (
@@ -166,6 +154,17 @@ class ViT(nn.Module):
             "stem": r"^cls_token|reg_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
+
+
+def layer_patterns(plan: Pattern | Sequence[Pattern], depth: int) -> list[Pattern]:
+    """One pattern a block; a plan of several is repeated, ValueError when it does not come out."""
+    plan = [plan] if isinstance(plan, Pattern) else list(plan)
+    if not plan or depth % len(plan):
+        raise ValueError(
+            f"pattern is a plan of {len(plan)} blocks and depth={depth} is no multiple of it; "
+            "use a plan that the depth is a multiple of"
+        )
+    return plan * (depth // len(plan))
 
 
 def real_patches(padding: Tensor, patch_size: tuple[int, int]) -> Tensor:

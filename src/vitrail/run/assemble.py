@@ -11,6 +11,7 @@ from pytorch_lightning import Trainer, seed_everything
 from torch import nn
 
 from vitrail.attention.backends import Backend, Request, resolve
+from vitrail.attention.requests import requests_of
 from vitrail.data.module import ImageData
 from vitrail.model import ViT
 from vitrail.tracking.loggers import Recipe
@@ -22,7 +23,7 @@ from vitrail.training.precision import Hardware, choose
 class LayerPlan:
     """One attention layer before the run: what it will ask, and the backend that will answer."""
 
-    request: Request
+    requests: tuple[Request, ...]
     backend: Backend
 
 
@@ -108,21 +109,22 @@ class Plan:
         padded = config.data.resize == "native"
         if padded:
             check_padding(config, network)
-        requests = {}
+        layers = {}
         if isinstance(network, ViT):
-            requests = network.requests(
-                batch=data.batch_size,
-                image_size=data.image_size,
+            images = torch.empty(data.batch_size, 3, *data.image_size, device="meta")
+            requests = requests_of(
+                network,
+                images,
+                torch.ones_like(images[:, 0], dtype=torch.bool) if padded else None,
                 device=device,
                 dtype=attention_dtype(precision),
-                padded=padded,
                 training=training,
             )
-        blocks = dict(network.named_modules())
-        layers = {
-            name: LayerPlan(request, resolve(request, blocks[name].backend))
-            for name, request in requests.items()
-        }
+            for name, asked in requests.items():
+                backend = network.get_submodule(name).backend
+                for request in asked:
+                    resolve(request, backend)
+                layers[name] = LayerPlan(asked, backend)
         return cls(precision, why, data, network, layers)
 
     def check_backend(self, name: str) -> None:

@@ -32,11 +32,12 @@ def watch(plan: Plan, loggers: Loggers, run_dir: Path, *, compiled: bool) -> Cal
 
     # A compiled graph fuses the operators that the promises name, and its first step also traces.
     promises = {} if compiled else {
-        layer.backend.name: layer.backend.kernels(layer.request) for layer in plan.layers.values()
+        layer.backend.name: layer.backend.kernels(layer.requests[0])
+        for layer in plan.layers.values()
     }  # fmt: skip
     return KernelWatch(promises, record, step=1 if compiled else 0)
 
 
 def _layer_receipt(layer: LayerPlan) -> LayerReceipt:
     name = layer.backend.name
-    return LayerReceipt(layer.request, requested=name, chosen=name, why="named", rejected={})
+    return LayerReceipt(layer.requests[0], requested=name, chosen=name, why="named", rejected={})

@@ -75,8 +75,10 @@ def _plain(value: Any) -> Any:
     """Containers that JSON knows; dtypes by their short name."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(item) for item in value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return value

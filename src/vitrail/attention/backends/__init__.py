@@ -16,11 +16,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from vitrail.attention.mask import Mask
+from vitrail.attention.mask import Mask, Predicate
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 HALVES = frozenset({torch.bfloat16, torch.float16})
 EVERYWHERE = "*"
+MASKS = {"keys": "a padding mask", "dense": "an attention mask", "pattern": "a pattern"}
 
 
 class Refused(ValueError):
@@ -32,7 +33,7 @@ class Request:
     """What one attention call asks of a backend: all that decides who can serve it, no tensor.
 
     device is a torch device type; compute is the CUDA compute capability, None elsewhere. width is
-    the per-head width d, mask one of `none`, `keys`, `dense`.
+    the per-head width d; masks are `Mask.kinds`, and pattern is the rule where that is one of them.
     """
 
     device: str
@@ -42,7 +43,8 @@ class Request:
     queries: int
     keys: int
     width: int
-    mask: str = "none"
+    masks: frozenset[str] = frozenset()
+    pattern: Predicate | None = None
     bias: bool = False
     bias_grad: bool = False
     dropout: bool = False
@@ -61,7 +63,8 @@ class Request:
             queries=q.shape[2],
             keys=k.shape[2],
             width=q.shape[3],
-            mask=mask.kind,
+            masks=mask.kinds,
+            pattern=mask.pattern,
             bias=bias is not None,
             bias_grad=learned and torch.is_grad_enabled(),
             dropout=dropout_p > 0,
@@ -76,7 +79,7 @@ class Capability:
     """What a backend can do on one kind of device; the contract tests hold each field to it."""
 
     dtypes: frozenset[torch.dtype] = FLOATS
-    masks: frozenset[str] = frozenset({"none", "keys", "dense"})
+    masks: frozenset[str] = frozenset(MASKS)
     bias: bool = True
     bias_grad: bool = True
     dropout: bool = True
@@ -95,10 +98,7 @@ class Capability:
             and request.compute < self.compute
         ):
             lacks.append("run on compute capability {}.{}".format(*request.compute))
-        if request.mask not in self.masks:
-            lacks.append(
-                "honour a padding mask" if request.mask == "keys" else "honour an attention mask"
-            )
+        lacks += [f"honour {MASKS[kind]}" for kind in sorted(request.masks - self.masks)]
         if request.bias and not self.bias:
             lacks.append("add a bias to the scores")
         if request.bias and self.bias and request.bias_grad and not self.bias_grad:
@@ -120,11 +120,18 @@ class Kernels:
     forbidden: frozenset[str] = field(default_factory=frozenset)
 
 
-# What the formula is when it is written out in torch, and not handed to a fused kernel.
-WRITTEN_OUT = Kernels(
-    required=frozenset({"aten::bmm", "aten::_softmax"}),
-    forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
-)
+# Every fused kernel of torch, which a compiler may put in the place of a formula it recognises.
+FUSED = frozenset({"aten::_scaled_dot_product_*_attention*", "triton_tem_fused_flex_attention*"})
+
+
+def written_out(*, compiled: bool) -> Kernels:
+    """What the formula is when it is written out in torch, and not handed to a fused kernel."""
+    if compiled:  # softmax is fused with its neighbours, under a name of the compiler's making
+        return Kernels(forbidden=FUSED)
+    return Kernels(
+        required=frozenset({"aten::bmm", "aten::_softmax"}),
+        forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
+    )
 
 
 class Backend:
@@ -140,8 +147,11 @@ class Backend:
             return [f"run on {request.device}"]
         return capability.missing(request)
 
-    def kernels(self, request: Request) -> Kernels:
-        """What a profiler must and must not see when this backend serves the request."""
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        """What a profiler must and must not see when this backend serves the request.
+
+        compiled: inside a graph of torch.compile, which fuses what is written out in torch.
+        """
         raise NotImplementedError
 
     def __call__(

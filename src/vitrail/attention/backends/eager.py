@@ -4,12 +4,12 @@ import torch.nn.functional as F
 
 from vitrail.attention.backends import (
     EVERYWHERE,
-    WRITTEN_OUT,
     Backend,
     Capability,
     Kernels,
     Request,
     without_autocast,
+    written_out,
 )
 
 
@@ -17,11 +17,11 @@ class Eager(Backend):
     name = "eager"
     capabilities = {EVERYWHERE: Capability()}
 
-    def kernels(self, request: Request) -> Kernels:
-        return WRITTEN_OUT
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        return written_out(compiled=compiled)
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
-        hidden = None if (visible := mask.visible()) is None else ~visible
+        hidden = None if (visible := mask.visible(q.device)) is None else ~visible
         if bias is not None:
             # Cast first: what fp16 cannot hold becomes -inf, and a whole row of that would be NaN.
             bias = bias.to(q.dtype)

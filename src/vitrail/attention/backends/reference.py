@@ -6,12 +6,12 @@ from torch import Tensor
 
 from vitrail.attention.backends import (
     EVERYWHERE,
-    WRITTEN_OUT,
     Backend,
     Capability,
     Kernels,
     Request,
     without_autocast,
+    written_out,
 )
 from vitrail.attention.mask import Mask
 
@@ -28,7 +28,7 @@ def attention_weights(
     scores = (q.to(precise) * scale) @ k.to(precise).transpose(-2, -1)
     if bias is not None:
         scores = scores + bias.to(precise)
-    visible = mask.visible()
+    visible = mask.visible(q.device)
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
     # softmax over nothing is 0/0, its gradient NaN: such rows are made finite before and 0 after.
@@ -40,8 +40,8 @@ class Reference(Backend):
     name = "reference"
     capabilities = {EVERYWHERE: Capability()}
 
-    def kernels(self, request: Request) -> Kernels:
-        return WRITTEN_OUT
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        return written_out(compiled=compiled)
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         with without_autocast(q.device.type):

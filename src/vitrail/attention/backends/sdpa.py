@@ -16,11 +16,13 @@ class Sdpa(Backend):
     pinned: SDPBackend | None = None
     capabilities = {EVERYWHERE: Capability()}
 
-    def kernels(self, request: Request) -> Kernels:
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        if compiled:  # taken apart into whichever kernel torch chose
+            return Kernels()
         return Kernels(required=frozenset({"aten::scaled_dot_product_attention"}))
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
-        bias = mask.additive(bias, q.dtype)
+        bias = mask.additive(bias, q.dtype, q.device)
         if bias is not None and not torch.is_grad_enabled():
             # Flash on CPU refuses a learned bias even where no gradient is recorded.
             bias = bias.detach()

@@ -17,11 +17,11 @@ class SdpaFlash(Sdpa):
     capabilities = {
         "cpu": Capability(dropout=False, bias_grad=False),
         "cuda": Capability(
-            dtypes=HALVES, masks=frozenset({"none"}), bias=False, max_width=256, compute=(8, 0)
+            dtypes=HALVES, masks=frozenset(), bias=False, max_width=256, compute=(8, 0)
         ),
     }
 
-    def kernels(self, request: Request) -> Kernels:
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
         suffix = "_for_cpu" if request.device == "cpu" else ""
         return Kernels(
             required=frozenset({f"aten::_scaled_dot_product_flash_attention{suffix}"}),

@@ -2,7 +2,7 @@
 
 from torch.nn.attention import SDPBackend
 
-from vitrail.attention.backends import Kernels, Request
+from vitrail.attention.backends import Kernels, Request, written_out
 from vitrail.attention.backends.sdpa import Sdpa
 
 
@@ -10,7 +10,9 @@ class SdpaMath(Sdpa):
     name = "sdpa_math"
     pinned = SDPBackend.MATH
 
-    def kernels(self, request: Request) -> Kernels:
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        if compiled:
+            return written_out(compiled=True)
         return Kernels(required=frozenset({"aten::_scaled_dot_product_attention_math"}))
 
 

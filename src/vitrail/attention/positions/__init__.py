@@ -17,8 +17,18 @@ class LayerPosition(nn.Module):
         """q and k, (B, h, N, d) each, turned by where their tokens sit."""
         return q, k
 
-    def bias(self, grid: Grid) -> Tensor | None:
-        """(1, h, N, N) to be added to the scores, or None."""
+    def widen(
+        self, q: Tensor, k: Tensor, tile: Grid, places: tuple[Tensor, Tensor], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """q and k, (B, h, N, d) each, with columns whose products add to the scaled scores.
+
+        tile and places: as `Pattern` gives them, the grid that is one tile, and the row and column
+        in its tile of each token on the map, (area,) each. Scores are multiplied by scale later.
+        """
+        return q, k
+
+    def bias(self, tile: Grid) -> Tensor | None:
+        """(1, h, T, T) to be added to the scaled scores of one tile of T tokens, or None."""
         return None
 
 
