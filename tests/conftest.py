@@ -49,10 +49,16 @@ def real_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that change what commands do are unset, and W&B stays offline and quiet."""
+def own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Variables that change what commands do are unset, and W&B stays offline and quiet.
+
+    What `backend=auto` measures is remembered from test to test, and not where the person's is.
+    """
     for name in (*OF_THE_PERSON, *(name for name in os.environ if name.startswith("WANDB_"))):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
 

@@ -20,14 +20,16 @@ FLOORS = [
     {"vitrail.attention.mask"},
     {"vitrail.attention.backends", "vitrail.attention.patterns", "vitrail.attention.positions"},
     {"vitrail.attention"},
+    {"vitrail.attention.backends.auto"},  # chooses among kernels by measuring them
     {"vitrail.model"},
     {"vitrail.training", "vitrail.data", "vitrail.tracking"},
     {
-        "vitrail.run.assemble",
         "vitrail.run.checkpoint",
+        "vitrail.run.layers",
         "vitrail.run.saving",
         "vitrail.run.stopping",
     },
+    {"vitrail.run.assemble"},
     {"vitrail.run.figures", "vitrail.run.receipt", "vitrail.run.summary"},
     {"vitrail.run"},
     {"vitrail.bench"},

@@ -1,35 +1,37 @@
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from vitrail.attention import Grid
+from vitrail.attention.backends import Request
+from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns.full import Full
 from vitrail.tracking.environment import describe
 from vitrail.tracking.kernel_watch import SeenKernels
 from vitrail.tracking.receipt import LayerReceipt, Receipt
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a layer might ask for; a receipt knows none of the names."""
-
-    dtype: torch.dtype = torch.bfloat16
-    heads: int = 3
-    queries: int = 65
-    bias: bool = False
-    compute: tuple[int, int] | None = None
+ASKED = Request("cpu", torch.bfloat16, batch=8, heads=3, queries=65, keys=65, width=64)
+PATTERN = Placed(Full(), Grid(8, 8, 1))
 
 
 def receipt(**layers) -> Receipt:
     return Receipt(environment=describe(), precision="bf16-mixed", compiled=False, layers=layers)
 
 
-NAMED = LayerReceipt(Asked(), requested="sdpa", chosen="sdpa", why="named", rejected={})
+NAMED = LayerReceipt([ASKED], requested="sdpa", chosen="sdpa", why="named")
 CHOSEN = LayerReceipt(
-    Asked(dtype=torch.float32, compute=(9, 0)),
+    [
+        replace(ASKED, dtype=torch.float32, compute=(9, 0)),
+        replace(ASKED, queries=1, masks=frozenset({"pattern", "keys"}), pattern=PATTERN),
+    ],
     requested="auto",
     chosen="eager",
-    why="7.9 ms, sdpa 53 ms",
+    why="7.9 ms, sdpa_flash 53 ms",
     rejected={"flex": "cannot compute gradients", "flash_attn": "cannot run on cpu"},
+    times_ms={"eager": 7.9, "sdpa_flash": 53.0},
+    gate=[{"errors": {"out": 0.004}, "allowed": {"out": 0.018}, "seconds": 0.03}],
 )
 
 
@@ -39,19 +41,21 @@ def test_it_says_per_layer_what_was_asked_and_what_ran(tmp_path):
     assert written["precision"] == "bf16-mixed"
     assert written["compiled"] is False
     assert written["kernels"] is None
-    assert written["layers"]["blocks.0.attn"]["request"]["dtype"] == "bfloat16"
-    assert written["layers"]["blocks.1.attn"] == {
-        "request": {
-            "dtype": "float32",
-            "heads": 3,
-            "queries": 65,
-            "bias": False,
-            "compute": [9, 0],
-        },
+    assert written["layers"]["blocks.0.attn"]["requests"][0]["dtype"] == "bfloat16"
+    assert written["layers"]["blocks.0.attn"]["gate"] == "off"
+    chosen = written["layers"]["blocks.1.attn"]
+    whole, prefix = chosen.pop("requests")
+    assert (whole["dtype"], whole["compute"], whole["masks"]) == ("float32", [9, 0], [])
+    assert (prefix["queries"], prefix["masks"]) == (1, ["keys", "pattern"])
+    assert prefix["pattern"] == str(PATTERN)
+    assert chosen == {
         "requested": "auto",
         "chosen": "eager",
-        "why": "7.9 ms, sdpa 53 ms",
+        "variant": None,
+        "why": "7.9 ms, sdpa_flash 53 ms",
         "rejected": {"flex": "cannot compute gradients", "flash_attn": "cannot run on cpu"},
+        "times_ms": {"eager": 7.9, "sdpa_flash": 53.0},
+        "gate": [{"errors": {"out": 0.004}, "allowed": {"out": 0.018}, "seconds": 0.03}],
     }
 
 
@@ -71,6 +75,9 @@ def test_as_a_table_it_has_one_row_a_layer_of_plain_values():
     assert [row["layer"] for row in rows] == ["a", "b"]
     assert rows[0].keys() == rows[1].keys()
     assert rows[1]["rejected"] == "flex: cannot compute gradients; flash_attn: cannot run on cpu"
+    assert rows[1]["times_ms"] == "eager: 7.9; sdpa_flash: 53.0"
+    assert rows[1]["gate"] == "out: 4.0e-03 of 1.8e-02"
+    assert rows[0]["gate"] == "gate: off"
     assert rows[1]["compute"] == "[9, 0]"
     assert rows[0]["dtype"] == "bfloat16"
 

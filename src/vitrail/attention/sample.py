@@ -1,6 +1,6 @@
 """Inputs that make a given request: what the gate judges backends on and `auto` times them on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,12 +50,26 @@ class Sample:
             bias=draw(1, heads, queries, keys, learned=request.bias_grad) if request.bias else None,
         )
 
+    @property
+    def scale(self) -> float:
+        """The default one, of the width."""
+        return self.q.shape[-1] ** -0.5
+
     def forward(self, backend: Backend) -> Tensor:
-        """One call of the backend at the default scale, without dropout; (B, h, N, d)."""
-        scale = self.q.shape[-1] ** -0.5
+        """One call of the backend without dropout; (B, h, N, d)."""
         return backend(
-            self.q, self.k, self.v, mask=self.mask, bias=self.bias, scale=scale, dropout_p=0.0
+            self.q, self.k, self.v, mask=self.mask, bias=self.bias, scale=self.scale, dropout_p=0.0
         )
+
+    def head(self, number: int, dtype: torch.dtype) -> "Sample":
+        """A copy of one head, (B, 1, N, d) each, in another dtype."""
+
+        def copy(tensor: Tensor) -> Tensor:
+            part = tensor.detach()[:, number : number + 1].to(dtype)
+            return part.requires_grad_(tensor.requires_grad)
+
+        tensors = {"q": self.q, "k": self.k, "v": self.v, "grad": self.grad, "bias": self.bias}
+        return replace(self, **{n: copy(t) for n, t in tensors.items() if t is not None})
 
     def learned(self) -> dict[str, Tensor]:
         """The tensors that gradients are wanted for, by name."""

@@ -39,17 +39,18 @@ def interleave(
     *,
     device: str,
     rounds: int,
+    warm_up: int = 1,
     seconds: float = float("inf"),
     read: Callable[[str], float] = clock,
 ) -> dict[str, Times]:
     """Time each function once a round, A B C A B C …, so that a slow moment meets them all.
 
-    One round before the first warms up and is not counted. Stops after `rounds`, or with the round
+    warm_up rounds go before the first and are not counted. Stops after `rounds`, or with the round
     in which `seconds` have passed, warm-up included; at least one round is always counted.
     """
     found: dict[str, list[float]] = {name: [] for name in functions}
     start = read(device)
-    for number in range(rounds + 1):
+    for number in range(1 - warm_up, rounds + 1):
         for name, function in functions.items():
             before = read(device)
             function()

@@ -1,6 +1,6 @@
 """From a config to the parts of a run, clashes between parts found before any data is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -10,21 +10,13 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer, seed_everything
 from torch import nn
 
-from vitrail.attention.backends import Backend, Request, resolve
 from vitrail.attention.requests import requests_of
 from vitrail.data.module import ImageData
 from vitrail.model import ViT
+from vitrail.run.layers import LayerPlan, Rules, plan_layers
 from vitrail.tracking.loggers import Recipe
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Hardware, choose
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One attention layer before the run: what it will ask, and the backend that will answer."""
-
-    requests: tuple[Request, ...]
-    backend: Backend
 
 
 def device_of(accelerator: str) -> torch.device:
@@ -92,8 +84,12 @@ class Plan:
     layers: dict[str, LayerPlan]
 
     @classmethod
-    def of(cls, config: DictConfig, *, training: bool) -> "Plan":
+    def of(
+        cls, config: DictConfig, *, training: bool, saved: Mapping[str, str] | None = None
+    ) -> "Plan":
         """Seed everything and plan a run; raises ValueError with the first clash.
+
+        saved: the backends of the checkpoint that the run goes on from, by layer.
 
         outline: the model on the meta device, without weights, so that sizes that do not fit are
         refused at once. layers: each attention layer by name; empty for a model that is not ours,
@@ -112,7 +108,7 @@ class Plan:
         layers = {}
         if isinstance(network, ViT):
             images = torch.empty(data.batch_size, 3, *data.image_size, device="meta")
-            requests = requests_of(
+            asked = requests_of(
                 network,
                 images,
                 torch.ones_like(images[:, 0], dtype=torch.bool) if padded else None,
@@ -120,11 +116,13 @@ class Plan:
                 dtype=attention_dtype(precision),
                 training=training,
             )
-            for name, asked in requests.items():
-                backend = network.get_submodule(name).backend
-                for request in asked:
-                    resolve(request, backend)
-                layers[name] = LayerPlan(asked, backend)
+            rules = Rules(
+                config.backend,
+                gate=training and config.gate,
+                deterministic=config.deterministic,
+                saved=saved or {},
+            )
+            layers = plan_layers(asked, network, rules)
         return cls(precision, why, data, network, layers)
 
     def check_backend(self, name: str) -> None:

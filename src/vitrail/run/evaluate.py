@@ -9,6 +9,7 @@ from vitrail.model import ViT
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_classifier, build_network, build_trainer
 from vitrail.run.figures import measure, publish
+from vitrail.run.layers import equip
 from vitrail.run.next_command import pasteable, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.summary import attention_line, data_line
@@ -40,7 +41,8 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     }.items():
         if value is not None:
             OmegaConf.update(own, key, value, force_add=True)
-    plan = Plan.of(own, training=False)
+    saved_backends = None if config.backend is not None else saved.description["backends"]
+    plan = Plan.of(own, training=False, saved=saved_backends)
     if config.backend is not None:
         plan.check_backend(config.backend)
     why_precision = "as in training" if config.precision is None else plan.why_precision
@@ -76,6 +78,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     )
     network = build_network(own, len(classes), pretrained=False)
     saved.check(network)
+    equip(network, plan.layers)
     classifier = build_classifier(own, network, classes)
     report = measure(trainer, classifier, data, saved.path, split)
     publish(report, run_dir, Loggers([], run_id=None), split)

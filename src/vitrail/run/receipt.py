@@ -6,7 +6,8 @@ from pathlib import Path
 from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_only
 
-from vitrail.run.assemble import LayerPlan, Plan
+from vitrail.run.assemble import Plan
+from vitrail.run.layers import LayerPlan
 from vitrail.tracking import environment
 from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
 from vitrail.tracking.loggers import Loggers
@@ -30,14 +31,28 @@ def watch(plan: Plan, loggers: Loggers, run_dir: Path, *, compiled: bool) -> Cal
         replace(receipt, kernels=seen).write(path)
         loggers.show_table("kernels", seen.rows())
 
-    # A compiled graph fuses the operators that the promises name, and its first step also traces.
-    promises = {} if compiled else {
-        layer.backend.name: layer.backend.kernels(layer.requests[0])
+    promises = {
+        layer.backend.name: layer.backend.kernels(layer.requests[0], compiled=compiled)
         for layer in plan.layers.values()
-    }  # fmt: skip
+    }
+    # The first step of a compiled graph traces it, which calls every operator that is considered.
     return KernelWatch(promises, record, step=1 if compiled else 0)
 
 
 def _layer_receipt(layer: LayerPlan) -> LayerReceipt:
-    name = layer.backend.name
-    return LayerReceipt(layer.requests[0], requested=name, chosen=name, why="named", rejected={})
+    proved = layer.gate or layer.backend.name == "reference"
+    return LayerReceipt(
+        requests=layer.requests,
+        requested=layer.requested,
+        chosen=layer.backend.name,
+        variant=layer.backend.variant(layer.requests[0]),
+        why=layer.why,
+        rejected=layer.rejected,
+        times_ms={name: round(1000 * seconds, 3) for name, seconds in layer.times.items()},
+        gate=[
+            {"errors": verdict.errors, "allowed": verdict.allowed, "seconds": verdict.seconds}
+            for verdict in layer.gate
+        ]
+        if proved
+        else "off",
+    )

@@ -8,7 +8,7 @@ from torch import nn
 from vitrail.data.module import ImageData
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
-from vitrail.run.assemble import LayerPlan
+from vitrail.run.layers import LayerPlan
 
 
 def data_line(data: ImageData) -> str:
@@ -31,14 +31,37 @@ def model_line(network: nn.Module, outline: nn.Module, image_size: tuple[int, in
 
 
 def attention_line(layers: Mapping[str, LayerPlan]) -> str:
-    """The backends, and in how many layers each computes."""
+    """The backends, in how many layers each computes, the times behind it, and their proof."""
     if not layers:
         return "the model's own (see kernels in receipt.json)"
     names = [layer.backend.name for layer in layers.values()]
+    chosen = {
+        layer.backend.name: f" (auto: {layer.why})"
+        for layer in layers.values()
+        if layer.requested != layer.backend.name
+    }
     return ", ".join(
-        f"{name} in {names.count(name)} layer{'s' * (names.count(name) > 1)}"
+        f"{name} in {names.count(name)} layer{'s' * (names.count(name) > 1)}{chosen.get(name, '')}"
         for name in dict.fromkeys(names)
     )
+
+
+def gate_line(layers: Mapping[str, LayerPlan]) -> str:
+    """How near to float64 the backends come, told by the tensor that comes nearest to the limit."""
+    verdicts = [verdict for layer in layers.values() for verdict in layer.gate]
+    if not verdicts:
+        return "nothing to prove" if all_reference(layers) else "off (gate=false)"
+    worst = max(verdicts, key=lambda verdict: verdict.share)
+    name = worst.worst
+    return (
+        f"passed; the worst tensor, {name}, is {worst.errors[name]:.1e} from float64 "
+        f"({worst.allowed[name]:.1e} allowed)"
+    )
+
+
+def all_reference(layers: Mapping[str, LayerPlan]) -> bool:
+    """Whether no layer has a backend that needs a proof."""
+    return all(layer.backend.name == "reference" for layer in layers.values())
 
 
 def training_line(trainer: Trainer, batch_size: int, done: int) -> str:

@@ -22,12 +22,13 @@ from vitrail.run.assemble import (
 )
 from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.figures import measure, publish
+from vitrail.run.layers import equip
 from vitrail.run.next_command import next_command, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.receipt import watch
 from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
 from vitrail.run.stopping import StopBetweenBatches
-from vitrail.run.summary import attention_line, data_line, model_line, training_line
+from vitrail.run.summary import attention_line, data_line, gate_line, model_line, training_line
 from vitrail.tracking import environment
 from vitrail.tracking.loggers import Loggers, open_loggers
 from vitrail.tracking.summary import show
@@ -51,12 +52,14 @@ def train(
     Everything that the run makes lies in `run_dir`.
     """
     quiet()
-    resumed = None
+    resumed, saved = None, None
+    named = any(override.startswith("backend=") for override in overrides)
     if config.ckpt_path is not None:
         resumed = checkpoint.read(config.ckpt_path)
         config = resumed.continued(config, overrides, choices)
-    plan = Plan.of(config, training=True)
-    if any(override.startswith("backend=") for override in overrides):
+        saved = None if named else resumed.description["backends"]
+    plan = Plan.of(config, training=True, saved=saved)
+    if named:
         plan.check_backend(config.backend)
     averaging = [] if config.ema_decay is None else [EMA(config.ema_decay)]
     data = plan.data
@@ -64,6 +67,7 @@ def train(
     network = build_network(config, len(classes), pretrained=resumed is None)
     if resumed is not None:
         resumed.check(network)
+    equip(network, plan.layers)
     if config.compile:
         network.compile()
     classifier = build_classifier(config, network, classes)
@@ -87,6 +91,7 @@ def train(
                     "data": data_line(data),
                     "model": model_line(network, plan.outline, data.image_size),
                     "attention": attention_line(plan.layers),
+                    "gate": gate_line(plan.layers),
                     "precision": f"{plan.precision} ({plan.why_precision})",
                     "training": training_line(trainer, data.batch_size, done),
                     "run folder": shown(run_dir),

@@ -2,15 +2,14 @@
 
 import os
 import platform
-import re
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import collect_env
 
 import vitrail
+from vitrail.attention.machine import cpu_name
 
 # Those that decide what is computed and how fast; looked up without importing them.
 PACKAGES = ("torch", "torchvision", "timm", "pytorch-lightning", "triton", "flash-attn", "numpy")
@@ -24,7 +23,7 @@ def describe() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "system": platform.platform(),
         "cpu": {
-            "name": _cpu_name(),
+            "name": cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -38,12 +37,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return named[1] if named else platform.processor() or platform.machine()
 
 
 def _gpu() -> dict[str, Any] | None:

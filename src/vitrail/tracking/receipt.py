@@ -1,8 +1,8 @@
 """receipt.json: what each attention layer asked for, what it got and why, and on what machine."""
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,25 @@ class LayerReceipt:
     """One attention layer.
 
     Args:
-        request: shapes, dtype, mask kind and whatever else decides who can serve the layer.
+        requests: shapes, dtype, masks and whatever else decides who can serve each distinct call
+            of the layer, the largest call first.
         requested: the backend that the config named.
         chosen: the backend that computes the layer.
+        variant: which of several kernels behind that name, None where there is one.
         why: the reason for the choice in a few words.
         rejected: the reason against each backend that was considered and not chosen, by its name.
+        times_ms: the median of each backend that was measured on the largest call.
+        gate: how far each tensor of each call is from float64 and how far it may be, or "off".
     """
 
-    request: Request
+    requests: Sequence[Request]
     requested: str
     chosen: str
     why: str
-    rejected: Mapping[str, str]
+    variant: str | None = None
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+    gate: Sequence[Mapping[str, Any]] | str = "off"
 
 
 @dataclass(frozen=True)
@@ -57,22 +64,45 @@ class Receipt:
                 "layer": name,
                 "requested": layer.requested,
                 "chosen": layer.chosen,
+                "variant": layer.variant,
                 "why": layer.why,
-                "rejected": "; ".join(
-                    f"{other}: {reason}" for other, reason in layer.rejected.items()
-                ),
-                **{key: _cell(value) for key, value in dataclasses.asdict(layer.request).items()},
+                "rejected": _joined(layer.rejected),
+                "times_ms": _joined(layer.times_ms),
+                "gate": _joined(_gate(layer)),
+                **{name: _cell(value) for name, value in _fields(request).items()},
             }
             for name, layer in self.layers.items()
+            for request in layer.requests[:1]
         ]
 
     def write(self, path: Path) -> None:
         """Write it as JSON, replacing an earlier one; raises OSError when it cannot."""
-        write_json(path, _plain(dataclasses.asdict(self)))
+        write_json(path, _plain(_fields(self)))
+
+
+def _gate(layer: LayerReceipt) -> Mapping[str, str]:
+    """Each tensor's error on the largest call beside what is allowed."""
+    if isinstance(layer.gate, str):
+        return {"gate": layer.gate}
+    return {
+        name: f"{error:.1e} of {call['allowed'][name]:.1e}"
+        for call in layer.gate[:1]
+        for name, error in call["errors"].items()
+    }
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def _joined(parts: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in parts.items())
 
 
 def _plain(value: Any) -> Any:
-    """Containers that JSON knows; dtypes by their short name."""
+    """Containers that JSON knows; dtypes by their short name, rules as they print."""
+    if isinstance(value, LayerReceipt | Request | SeenKernels):
+        return _plain(_fields(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -81,7 +111,7 @@ def _plain(value: Any) -> Any:
         return sorted(_plain(item) for item in value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return value
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _cell(value: Any) -> str | int | float | bool | None:

@@ -21,6 +21,7 @@ from vitrail.attention.mask import Mask, Predicate
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 HALVES = frozenset({torch.bfloat16, torch.float16})
 EVERYWHERE = "*"
+AUTO = "auto"
 MASKS = {"keys": "a padding mask", "dense": "an attention mask", "pattern": "a pattern"}
 
 
@@ -86,6 +87,7 @@ class Capability:
     backward: bool = True
     max_width: int | None = None
     compute: tuple[int, int] | None = None
+    deterministic: bool = True  # equal gradients on every run
 
     def missing(self, request: Request) -> list[str]:
         """What the request needs and this lacks, each as "take X" after the word "cannot"."""
@@ -135,17 +137,29 @@ def written_out(*, compiled: bool) -> Kernels:
 
 
 class Backend:
-    """One way to compute attention. Subclasses fill in the three members below and `__call__`."""
+    """One way to compute attention; subclasses say what it can do, and do it in `__call__`.
+
+    keeps_scores: whether memory grows with N², because scores are written out. by_name_only: why
+    `auto` never picks it, None where it may.
+    """
 
     name: str
     capabilities: Mapping[str, Capability]
+    keeps_scores: bool = False
+    by_name_only: str | None = None
+
+    def capability(self, request: Request) -> Capability | None:
+        """What it can do on the request's device, None for nothing at all."""
+        return self.capabilities.get(request.device, self.capabilities.get(EVERYWHERE))
 
     def refuse(self, request: Request) -> list[str]:
         """Why this backend cannot serve the request; empty when it can."""
-        capability = self.capabilities.get(request.device, self.capabilities.get(EVERYWHERE))
-        if capability is None:
-            return [f"run on {request.device}"]
-        return capability.missing(request)
+        capability = self.capability(request)
+        return [f"run on {request.device}"] if capability is None else capability.missing(request)
+
+    def variant(self, request: Request) -> str | None:
+        """Which of several kernels behind this name serves the request, with its version."""
+        return None
 
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
         """What a profiler must and must not see when this backend serves the request.
@@ -170,23 +184,33 @@ class Backend:
 
 
 def names() -> list[str]:
-    """Every backend, by the listing of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Every kernel, by the listing of this folder; `auto`, which chooses among them, is none."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != AUTO)
 
 
 @cache
 def load(name: str) -> Backend:
     """The backend of that name; its file, and any optional package, is imported only now."""
-    if name not in names():
-        near = get_close_matches(name, names(), n=1)
+    there = [AUTO, *names()]
+    if name not in there:
+        near = get_close_matches(name, there, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"backend={name} does not exist; {hint}there are {', '.join(names())}")
+        raise ValueError(f"backend={name} does not exist; {hint}there are {', '.join(there)}")
     return importlib.import_module(f"{__name__}.{name}").BACKEND
 
 
+def lacks(name: str, request: Request) -> list[str]:
+    """Why the backend of that name cannot serve the request; one that is broken cannot either."""
+    try:
+        backend = load(name)
+    except ImportError as error:
+        return [f"be imported ({str(error).splitlines()[0]})"]
+    return backend.refuse(request)
+
+
 def permitted(request: Request) -> list[str]:
-    """Names of the backends that can serve the request; one that cannot be imported cannot."""
-    return [name for name in names() if _importable(name) and not load(name).refuse(request)]
+    """Names of the backends that can serve the request."""
+    return [name for name in names() if not lacks(name, request)]
 
 
 def compute_capability(device: torch.device) -> tuple[int, int] | None:
@@ -194,21 +218,17 @@ def compute_capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def _importable(name: str) -> bool:
-    try:
-        load(name)
-    except ImportError:
-        return False
-    return True
+def resolve(request: Request, backend: str | Backend, *, because: str = "") -> Backend:
+    """The backend that was named, or `Refused` with what clashes and what would work.
 
-
-def resolve(request: Request, backend: str | Backend) -> Backend:
-    """The backend that was named, or `Refused` with what clashes and what would work."""
+    because: who asks for what clashes, for the message.
+    """
     backend = load(backend) if isinstance(backend, str) else backend
-    if lacks := backend.refuse(request):
+    if cannot := backend.refuse(request):
         able = permitted(request)
         way_out = f"{', '.join(able)} can" if able else "no backend can"
-        raise Refused(f"backend={backend.name} cannot {' or '.join(lacks)}; {way_out}")
+        clash = f"backend={backend.name} cannot {' or '.join(cannot)}{because}"
+        raise Refused(f"{clash}; {way_out}")
     return backend
 
 

@@ -38,6 +38,7 @@ def attention_weights(
 
 class Reference(Backend):
     name = "reference"
+    keeps_scores = True
     capabilities = {EVERYWHERE: Capability()}
 
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:

@@ -13,6 +13,7 @@ class Sdpa(Backend):
     """`pinned` is the one kernel that may run; None leaves the choice to torch."""
 
     name = "sdpa"
+    by_name_only = "torch picks a kernel for every call"
     pinned: SDPBackend | None = None
     capabilities = {EVERYWHERE: Capability()}
 

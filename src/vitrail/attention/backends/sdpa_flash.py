@@ -13,11 +13,17 @@ from vitrail.attention.backends.sdpa import Sdpa
 
 class SdpaFlash(Sdpa):
     name = "sdpa_flash"
+    by_name_only = None
     pinned = SDPBackend.FLASH_ATTENTION
     capabilities = {
         "cpu": Capability(dropout=False, bias_grad=False),
         "cuda": Capability(
-            dtypes=HALVES, masks=frozenset(), bias=False, max_width=256, compute=(8, 0)
+            dtypes=HALVES,
+            masks=frozenset(),
+            bias=False,
+            max_width=256,
+            compute=(8, 0),
+            deterministic=False,
         ),
     }
 

@@ -8,6 +8,8 @@ from vitrail.attention.backends.sdpa import Sdpa
 
 class SdpaMath(Sdpa):
     name = "sdpa_math"
+    keeps_scores = True
+    by_name_only = None
     pinned = SDPBackend.MATH
 
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:

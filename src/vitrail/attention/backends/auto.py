@@ -1,0 +1,47 @@
+"""Not a kernel: the fastest backend that may serve a call, found by measuring and then kept."""
+
+from functools import cache
+
+import torch
+
+from vitrail.attention.backends import Backend, Kernels, Refused, Request, load
+from vitrail.attention.tune import Choice, candidates, choose
+
+
+class Auto(Backend):
+    """Chooses anew for each distinct request, in a moment when nothing is compiled.
+
+    A run chooses before it begins and puts the chosen backends in the layers; called directly, as
+    in a notebook, the first call of a shape takes about half a second longer.
+    """
+
+    name = "auto"
+
+    def choice(self, request: Request) -> Choice:
+        """What serves the request, and why."""
+        return _choice(request)
+
+    def refuse(self, request: Request) -> list[str]:
+        able, _ = candidates(request, deterministic=False, without={})
+        return [] if able else ["find a backend for this call"]
+
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        return load(self.choice(request).name).kernels(request, compiled=compiled)
+
+    def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+        if torch.compiler.is_compiling():
+            raise Refused(
+                "backend=auto cannot measure inside a compiled graph; name a backend, or choose "
+                "one first: layer.backend = load(AUTO.choice(request).name)"
+            )
+        request = Request.of(q, k, v, mask, bias, dropout_p)
+        chosen = load(self.choice(request).name)
+        return chosen(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+
+
+@cache
+def _choice(request: Request) -> Choice:
+    return choose(request)
+
+
+BACKEND = AUTO = Auto()

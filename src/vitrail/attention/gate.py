@@ -1,0 +1,138 @@
+"""Equality before speed: a backend against the formula in float64, forward and gradients.
+
+The rule is that of kernel authors (flash-attention's tests compare so): what a kernel computes in a
+low precision may be about as far from the exact result as the plain formula in that precision is.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.attention.backends import Backend, Request
+from vitrail.attention.backends.reference import attention_weights
+from vitrail.attention.mask import Mask
+from vitrail.attention.sample import Sample
+
+# The error that is allowed beyond the formula's own: the largest difference for what is computed in
+# 32 bits or more, the L2 norm of the difference over that of the exact tensor for halves.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+FACTOR = 2.0
+
+
+class FailedGate(ValueError):
+    """A backend computes something else than attention; the message names the worst tensor."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a backend is from float64.
+
+    errors: of each tensor (out, dq, dk, dv, dbias). allowed: how far each may be. seconds: what
+    finding out took.
+    """
+
+    errors: Mapping[str, float]
+    allowed: Mapping[str, float]
+    seconds: float
+
+    @property
+    def worst(self) -> str:
+        """The tensor that comes nearest to what is allowed, or passes it by most."""
+        return max(self.errors, key=lambda name: self.errors[name] / self.allowed[name])
+
+    @property
+    def share(self) -> float:
+        """How much of what is allowed the worst tensor uses up; more than 1 is a failure."""
+        return self.errors[self.worst] / self.allowed[self.worst]
+
+    @property
+    def passed(self) -> bool:
+        return self.share <= 1
+
+
+def judge(request: Request, backend: Backend) -> Verdict:
+    """Hold a backend against float64 on a small batch of such a request.
+
+    Heads, width, tokens, dtype, masks and bias are the request's own; the batch is three samples.
+    Under a padding mask the second is half padding and the third nothing else.
+    """
+    start = time.perf_counter()
+    sample = _sample(request)
+    exact, plain = _by_head(sample, torch.float64), _by_head(sample, request.dtype)
+    actual = _tensors(sample, sample.forward(backend))
+    errors = {name: _error(tensor, exact[name]) for name, tensor in actual.items()}
+    allowed = {
+        name: TOLERANCE[request.dtype] + FACTOR * _error(plain[name], exact[name])
+        for name in errors
+    }
+    return Verdict(errors, allowed, time.perf_counter() - start)
+
+
+def check(request: Request, backend: Backend) -> Verdict:
+    """The verdict on a backend that passes, or FailedGate."""
+    verdict = judge(request, backend)
+    if not verdict.passed:
+        worst = verdict.worst
+        raise FailedGate(
+            f"backend={backend.name} fails the gate: {worst} is {verdict.errors[worst]:.1e} from "
+            f"float64 and {verdict.allowed[worst]:.1e} is allowed "
+            f"(heads {request.heads}, tokens {request.keys}, width {request.width}); "
+            "use another backend, or gate=off to go on at your own risk"
+        )
+    return verdict
+
+
+def formula(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, bias: Tensor | None, scale: float
+) -> Tensor:
+    """Attention as anyone would write it, every step rounded to the inputs' dtype."""
+    if q.dtype == torch.float64:
+        return attention_weights(q, k, mask=mask, bias=bias, scale=scale) @ v
+    scores = (q * scale) @ k.transpose(-2, -1)
+    if bias is not None:
+        scores = scores + bias
+    visible = mask.visible(q.device)
+    if visible is None:
+        return F.softmax(scores, dim=-1) @ v
+    dead = ~visible.any(-1, keepdim=True)
+    scores = scores.masked_fill(~(visible | dead), float("-inf"))
+    return (F.softmax(scores, dim=-1) @ v).masked_fill(dead, 0.0)
+
+
+def _sample(request: Request) -> Sample:
+    sample = Sample.of(replace(request, batch=3))
+    if "keys" not in request.masks:
+        return sample
+    real = torch.arange(request.keys) < torch.tensor([1.0, 0.5, 0.0])[:, None] * request.keys
+    return replace(sample, mask=replace(sample.mask, padding=real.to(request.device)))
+
+
+def _by_head(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The formula's tensors in a dtype, head by head, so that one head's scores fit anywhere."""
+    heads = []
+    for head in range(sample.q.shape[1]):
+        one = sample.head(head, dtype)
+        out = formula(one.q, one.k, one.v, mask=one.mask, bias=one.bias, scale=one.scale)
+        heads.append(_tensors(one, out))
+    return {name: torch.cat([tensors[name] for tensors in heads], dim=1) for name in heads[0]}
+
+
+def _tensors(sample: Sample, out: Tensor) -> dict[str, Tensor]:
+    gradients = sample.backward(out) if sample.learned() else {}
+    return {"out": out.detach(), **{f"d{name}": grad for name, grad in gradients.items()}}
+
+
+def _error(actual: Tensor, exact: Tensor) -> float:
+    """As `TOLERANCE` measures it; infinite where a value is not finite."""
+    difference = actual.double() - exact
+    if not difference.isfinite().all():
+        return float("inf")
+    if actual.dtype in (torch.float64, torch.float32):
+        return difference.abs().max().item()
+    # A tensor of zeros, such as the gradient of a single key's scores, has no relative error.
+    size = exact.norm().clamp(min=1e-3 * exact.numel() ** 0.5)
+    return (difference.norm() / size).item()

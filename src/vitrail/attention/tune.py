@@ -1,0 +1,173 @@
+"""Measure the backends that may serve a request, and remember which is the fastest.
+
+Times are of forward and backward together, as a training step needs them (of forward alone where a
+request has no gradients), at the request's own shapes.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from math import prod
+from pathlib import Path
+
+import torch
+
+from vitrail.attention import backends
+from vitrail.attention.backends import Backend, Request
+from vitrail.attention.machine import machine
+from vitrail.attention.sample import Sample
+from vitrail.attention.stopwatch import interleave
+
+SECONDS = 0.2, 0.5  # of finding out who is worth a second look, and of that look
+ROUNDS = 5, 31
+HOPELESS = 2.0  # times the fastest of the first look
+SCORES_LIMIT = 2**30  # bytes of one call's scores, which written-out attention keeps for backward
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fastest backend for a request.
+
+    times: median seconds of each that was measured, the fastest first. rejected: the reason against
+    each other one, by name. remembered: from an earlier measurement on this machine.
+    """
+
+    name: str
+    times: Mapping[str, float]
+    rejected: Mapping[str, str]
+    remembered: bool
+
+    def why(self) -> str:
+        """`7.9 ms, sdpa_flash 53 ms`."""
+        mine, *others = self.times.items()
+        line = ", ".join([_short(mine[1]), *(f"{name} {_short(time)}" for name, time in others)])
+        return line + " (remembered)" * self.remembered
+
+
+def choose(
+    request: Request,
+    *,
+    deterministic: bool = False,
+    without: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Choice:
+    """The fastest permitted backend, by measuring now or by what was measured before.
+
+    deterministic: only backends that give equal gradients on every run. without: backends that are
+    out of the question, with the reason. folder: where times are kept, None for `cache_folder()`.
+    Raises `Refused` when no backend is left.
+    """
+    able, rejected = candidates(request, deterministic=deterministic, without=without or {})
+    if not able:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+        raise backends.Refused(f"backend=auto finds no backend for this call; {reasons}")
+    store = (folder or cache_folder()) / f"{_digest(request, able)}.json"
+    times = _recall(store, able)
+    remembered = times is not None
+    if times is None:
+        times = measure(request, able)
+        _keep(store, times, request)
+    slower = {
+        name: f"slower: {_short(time)}" for name, time in times.items() if name != next(iter(times))
+    }
+    return Choice(next(iter(times)), times, slower | rejected, remembered)
+
+
+def candidates(
+    request: Request, *, deterministic: bool, without: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Names that are worth measuring, and the reason against each other one."""
+    able, rejected = [], dict(without)
+    for name in backends.names():
+        if name in rejected:
+            continue
+        if reason := _against(name, request, deterministic):
+            rejected[name] = reason
+        else:
+            able.append(name)
+    return able, rejected
+
+
+def measure(request: Request, names: Collection[str]) -> dict[str, float]:
+    """Median seconds of each backend, the fastest first; only near ones are looked at twice."""
+    # The first call of a kernel sets it up: on one sample, which costs the least.
+    small = Sample.of(replace(request, batch=1))
+    for name in names:
+        _step(small, backends.load(name))
+    sample = Sample.of(request)
+    steps = {name: lambda n=name: _step(sample, backends.load(n)) for name in names}
+    times = {}
+    worth = steps
+    for rounds, seconds in zip(ROUNDS, SECONDS, strict=True):
+        found = interleave(worth, device=request.device, rounds=rounds, warm_up=0, seconds=seconds)
+        times |= {name: time.median for name, time in found.items()}
+        worth = {
+            name: steps[name] for name in found if times[name] <= HOPELESS * min(times.values())
+        }
+    # Those that were looked at twice come first, however lucky another's first look was.
+    return dict(sorted(times.items(), key=lambda item: (item[0] not in found, item[1])))
+
+
+def cache_folder() -> Path:
+    """Where times are kept: `auto` in `$VITRAIL_CACHE`, by default in `~/.cache/vitrail`."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("VITRAIL_CACHE") or caches / "vitrail") / "auto"
+
+
+def _against(name: str, request: Request, deterministic: bool) -> str | None:
+    if lacks := backends.lacks(name, request):
+        return f"cannot {' or '.join(lacks)}"
+    backend = backends.load(name)
+    if backend.by_name_only:
+        return f"by name only: {backend.by_name_only}"
+    if deterministic and request.backward and not backend.capability(request).deterministic:
+        return "its gradients differ from run to run"
+    size = prod((request.batch, request.heads, request.queries, request.keys))
+    scores = size * request.dtype.itemsize
+    if backend.keeps_scores and scores > SCORES_LIMIT:
+        return f"its scores take {scores / 2**30:.1f} GiB a layer (at most {SCORES_LIMIT >> 30})"
+    return None
+
+
+def _step(sample: Sample, backend: Backend) -> None:
+    with torch.set_grad_enabled(bool(sample.learned())):
+        out = sample.forward(backend)
+    if sample.learned():
+        sample.backward(out)
+
+
+def _digest(request: Request, names: Collection[str]) -> str:
+    """A file name for what decides the times."""
+    asked = {field.name: str(getattr(request, field.name)) for field in fields(request)}
+    asked["masks"] = str(sorted(request.masks))
+    versions = {name: backends.load(name).variant(request) for name in names}
+    text = json.dumps([asked, versions, machine(request.device)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _recall(store: Path, names: Collection[str]) -> dict[str, float] | None:
+    """Times of exactly these backends, or None where there are none to be read."""
+    try:
+        times = json.loads(store.read_text())["seconds"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return times if set(times) == set(names) else None
+
+
+def _keep(store: Path, times: Mapping[str, float], request: Request) -> None:
+    """Write the times whole or not at all; where the folder is closed to us, go on without."""
+    told = {"seconds": times, "request": str(request), "machine": machine(request.device)}
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=store.parent, delete=False) as file:
+            json.dump(told, file, indent=1)
+        Path(file.name).replace(store)
+    except OSError:
+        return
+
+
+def _short(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,131 @@
+"""Which backend computes each attention layer of a run: named, measured or remembered, and proved.
+
+All of it is settled on the model's outline, before any data is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from vitrail.attention import backends, tune
+from vitrail.attention.backends import AUTO, Backend, Request
+from vitrail.attention.gate import FailedGate, Verdict, check
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One attention layer before the run.
+
+    requests: its distinct calls, the largest first. requested: the backend that the config names.
+    times: median seconds of each backend that `auto` measured on the largest call. gate: the
+    verdict on each call, empty where the gate was not asked.
+    """
+
+    requests: tuple[Request, ...]
+    requested: str
+    backend: Backend
+    why: str
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    gate: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the choice of backends is bound to.
+
+    backend: the name in the config. gate: whether each choice is proved first. deterministic:
+    whether `auto` may pick only what gives equal gradients on every run. saved: the choices of a
+    checkpoint by layer, which `auto` keeps where they can be had.
+    """
+
+    backend: str
+    gate: bool
+    deterministic: bool
+    saved: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_layers(
+    asked: Mapping[str, tuple[Request, ...]], network: nn.Module, rules: Rules
+) -> dict[str, LayerPlan]:
+    """A backend for each layer by name; raises Refused or FailedGate for one that will not do.
+
+    Layers with equal requests are planned once.
+    """
+    plans: dict[tuple, LayerPlan] = {}
+    layers = {}
+    for name, requests in asked.items():
+        alike = (requests, rules.saved.get(name))
+        if alike not in plans:
+            plans[alike] = _plan(_largest_first(requests), rules, rules.saved.get(name), network)
+        layers[name] = plans[alike]
+    return layers
+
+
+def equip(network: nn.Module, layers: Mapping[str, LayerPlan]) -> None:
+    """Put the planned backends into a network's layers."""
+    for name, layer in layers.items():
+        network.get_submodule(name).backend = layer.backend
+
+
+def _plan(
+    requests: tuple[Request, ...], rules: Rules, saved: str | None, network: nn.Module
+) -> LayerPlan:
+    if rules.backend == AUTO:
+        return _automatic(requests, rules, saved)
+    for request in requests:
+        backends.resolve(request, rules.backend, because=_because(request, network))
+    backend = backends.load(rules.backend)
+    verdicts = _judge(requests, backend, rules)
+    return LayerPlan(requests, rules.backend, backend, "named", gate=verdicts)
+
+
+def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -> LayerPlan:
+    """The fastest on the largest call that also takes the smaller ones and passes the gate."""
+    if saved is not None and not any(backends.lacks(saved, request) for request in requests):
+        backend = backends.load(saved)
+        verdicts = _judge(requests, backend, rules)
+        return LayerPlan(requests, AUTO, backend, "chosen in training", gate=verdicts)
+    without = {}
+    for request in requests[1:]:
+        for name in backends.names():
+            if lacks := backends.lacks(name, request):
+                without[name] = f"cannot {' or '.join(lacks)}"
+    while True:
+        choice = tune.choose(requests[0], deterministic=rules.deterministic, without=without)
+        backend = backends.load(choice.name)
+        try:
+            verdicts = _judge(requests, backend, rules)
+        except FailedGate as failure:
+            without[choice.name] = str(failure)
+            continue
+        return LayerPlan(
+            requests, AUTO, backend, choice.why(), choice.rejected, choice.times, verdicts
+        )
+
+
+def _judge(requests: tuple[Request, ...], backend: Backend, rules: Rules) -> tuple[Verdict, ...]:
+    if not rules.gate or backend is backends.load("reference"):
+        return ()
+    return tuple(check(request, backend) for request in requests)
+
+
+def _largest_first(requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    def scores(request: Request) -> int:
+        return request.batch * request.heads * request.queries * request.keys
+
+    return tuple(sorted(requests, key=scores, reverse=True))
+
+
+def _because(request: Request, network: nn.Module) -> str:
+    """Which choices of the config ask for what not every backend has."""
+    position = type(network.position).__module__.rpartition(".")[2]
+    reasons = {
+        f"position={position} adds a bias": request.bias,
+        "images are padded (data.resize=native)": "keys" in request.masks,
+        f"pattern={request.pattern} is a rule on pairs": "pattern" in request.masks,
+        "model.attention_dropout drops weights": request.dropout,
+    }
+    there = [reason for reason, applies in reasons.items() if applies]
+    return f", and {' and '.join(there)}" if there else ""
