@@ -46,11 +46,22 @@ class Model(torch.nn.Module):
 
 
 def build(recipe: type[Position], grid: Grid) -> Model:
+    """Equal for equal arguments, and with tables that show: some begin as zeros."""
     torch.manual_seed(0)
     model = Model(recipe, grid)
-    if model.pos_embed is not None:
-        torch.nn.init.normal_(model.pos_embed)
+    for table in (model.pos_embed, *model.attn.position.parameters()):
+        if table is not None:
+            torch.nn.init.normal_(table)
     return model
+
+
+def needs_a_grid(recipe: type[Position]) -> bool:
+    """Whether a layer's tables are as large as the grid."""
+    sizes = [
+        [table.shape for table in recipe().for_grid(grid).layer(HEADS, 8).parameters()]
+        for grid in (Grid(3, 5), Grid(4, 9))
+    ]
+    return sizes[0] != sizes[1]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -86,6 +97,40 @@ def test_turning_keeps_lengths(recipe, grid):
 def test_a_bias_is_none_or_one_number_a_head_and_pair(recipe, grid):
     bias = recipe().for_grid(grid).layer(HEADS, DIM // HEADS).bias(grid)
     assert bias is None or bias.shape == (1, HEADS, grid.tokens, grid.tokens)
+
+
+@each_recipe
+@each_grid
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_widening_keeps_what_there_is_and_leaves_prefix_tokens_alone(recipe, grid, dtype):
+    layer = build(recipe, grid).attn.position
+    q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS).to(dtype)
+    wide = layer.widen(q, k, grid, grid.coordinates(), scale=0.5)
+    assert wide[0].shape == wide[1].shape
+    for before, after in zip((q, k), wide, strict=True):
+        assert after.dtype == dtype
+        assert torch.equal(after[..., : before.shape[-1]], before)
+        assert not after[:, :, : grid.prefix, before.shape[-1] :].any()
+
+
+@each_recipe
+def test_a_layer_of_tables_as_large_as_the_grid_asks_for_one(recipe):
+    if needs_a_grid(recipe):
+        with pytest.raises(
+            ValueError, match=rf"^position=.* {recipe.__name__}\(grid=Grid\(7, 7\)\)$"
+        ):
+            recipe().layer(HEADS, 8)
+    else:
+        recipe().layer(HEADS, 8)
+
+
+@each_recipe
+def test_every_layer_learns_tables_of_its_own(recipe):
+    told = recipe().for_grid(Grid(3, 5, 1))
+    first, second = told.layer(HEADS, 8), told.layer(HEADS, 8)
+    for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert ours is not theirs
+        assert not torch.equal(ours, theirs) or not ours.any()  # drawn anew, or zeros
 
 
 @each_recipe
@@ -167,4 +212,16 @@ def test_two_models_of_one_seed_are_equal(recipe):
 def test_the_formula_runs_on_the_meta_device_where_operations_are_counted(recipe, backend):
     with torch.device("meta"):
         model = Model(recipe, Grid(3, 5), backend)
-        assert model(torch.empty(1, 15, DIM), Grid(3, 5)).shape == (1, 15, DIM)
+        for grid in (Grid(3, 5), Grid(4, 7)):
+            x = torch.empty(1, grid.tokens, DIM)
+            assert model(x, grid).shape == x.shape
+
+
+@each_recipe
+def test_a_compiled_layer_equals_the_layer(recipe):
+    torch.compiler.reset()
+    grid = Grid(3, 5, 1)
+    model = build(recipe, grid)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, grid.tokens, DIM)
+    torch.testing.assert_close(compiled(x, grid), model(x, grid))

@@ -1,17 +1,28 @@
 """Multi-head attention over a grid of tokens: the formula, and modules that hold its weights."""
 
+from dataclasses import replace
+
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
+from vitrail.attention.backends.reference import attention_weights
 from vitrail.attention.grid import Grid
 from vitrail.attention.mask import Mask, attention_bias, attention_mask, token_padding
 from vitrail.attention.patterns import Call, Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.none import NoPosition
+from vitrail.attention.scale import (
+    LEARNED,
+    kernel_scale,
+    log_scale,
+    scaled_by_head,
+    score_scale,
+)
 
 
 def attend(
@@ -52,8 +63,8 @@ class MultiHeadAttention2d(nn.Module):
 
     pattern: who sees whom on the grid. position: one that speaks inside attention, such as `Rope`;
     absolute ones are added to the tokens at a model's entrance and do nothing here. scale: d**-0.5
-    of the head width d unless given. dropout: share of attention weights dropped in training.
-    Raises ValueError when `heads` does not divide `dim`.
+    of the head width d unless given, or "learned" by each head. dropout: share of attention weights
+    dropped in training. Raises ValueError when `heads` does not divide `dim`.
     """
 
     def __init__(
@@ -64,14 +75,15 @@ class MultiHeadAttention2d(nn.Module):
         pattern: Pattern = Full(),  # noqa: B008 (frozen)
         position: Position = NoPosition(),  # noqa: B008 (frozen)
         backend: str = "sdpa",
-        scale: float | None = None,
+        scale: float | str | None = None,
         dropout: float = 0.0,
         qkv_bias: bool = True,
         qk_norm: bool = False,
     ):
         super().__init__()
         self.heads, self.width = heads, head_width(dim, heads)
-        self.scale = self.width**-0.5 if scale is None else scale
+        self.scale = kernel_scale(scale, self.width)
+        self.log_scale = log_scale(heads, self.width) if scale == LEARNED else None
         self.dropout = dropout
         self.backend = backends.load(backend)
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
@@ -96,16 +108,42 @@ class MultiHeadAttention2d(nn.Module):
         mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column).
         bias: like mask, float, added to the scaled scores. Several masks combine by AND.
         """
+        whole, tile_bias = self._project(x, grid, padding, mask, bias)
+        calls = self.pattern.split(whole, tile_bias, grid)
+        out = self.pattern.join([self._attend(call) for call in calls], grid)
+        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+    def weights(
+        self,
+        x: Tensor,
+        grid: Grid,
+        *,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, h, N, N): how much each token takes of each other's v, for the arguments of a call.
+
+        By the reference formula, in at least fp32, whatever the backend; without dropout. Rows add
+        up to 1, and to 0 where a token may see nothing.
+        """
+        whole, tile_bias = self._project(x, grid, padding, mask, bias)
+        # Weights are what comes of v = identity, which a pattern splits and joins like any other v.
+        v = torch.eye(grid.tokens, device=x.device).expand(*whole.v.shape[:2], -1, -1)
+        calls = self.pattern.split(replace(whole, v=v), tile_bias, grid)
+        return self.pattern.join([self._weights(call) for call in calls], grid)
+
+    def _project(self, x, grid, padding, mask, bias) -> tuple[Call, Tensor | None]:
+        """The whole call before a pattern splits it, and the bias of each tile."""
         mask, bias = self._combine(x, grid, padding, mask, bias)
         if mask.padding is not None:
             x = x.masked_fill(~mask.padding[..., None], 0.0)
         q, k, v = rearrange(self.qkv(x), "b n (s h d) -> s b h n d", s=3, h=self.heads)
         q, k = self.position.rotate(self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), grid)
         tile, places = self.pattern.tile(grid), self.pattern.places(grid, x.device)
-        q, k = self.position.widen(q, k, tile, places, self.scale)
-        calls = self.pattern.split(Call(q, k, v, mask, bias), self.position.bias(tile), grid)
-        out = self.pattern.join([self._attend(call) for call in calls], grid)
-        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+        q, k = self.position.widen(q, k, tile, places, score_scale(self.log_scale, self.scale))
+        q = scaled_by_head(q, self.log_scale)
+        return Call(q, k, v, mask, bias), self.position.bias(tile)
 
     def _attend(self, call: Call) -> Tensor:
         return attend(
@@ -118,6 +156,13 @@ class MultiHeadAttention2d(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
+
+    def _weights(self, call: Call) -> Tensor:
+        with backends.without_autocast(call.q.device.type):
+            weights = attention_weights(
+                call.q, call.k, mask=call.mask, bias=call.bias, scale=self.scale
+            )
+            return weights @ call.v.to(weights.dtype)
 
     def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:
         batch, tokens, _ = x.shape
@@ -146,10 +191,25 @@ class SelfAttention2d(MultiHeadAttention2d):
         bias: Tensor | None = None,
     ) -> Tensor:
         """padding: (B, H, W) bool, True = real; mask, bias: as for `MultiHeadAttention2d`."""
-        grid = Grid(*x.shape[-2:])
-        tokens = rearrange(x, "b c h w -> b (h w) c")
+        tokens, grid = _tokens(x)
         tokens = super().forward(tokens, grid, padding=padding, mask=mask, bias=bias)
         return rearrange(tokens, "b (h w) c -> b c h w", h=grid.rows)
+
+    def weights(
+        self,
+        x: Tensor,
+        *,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, h, H * W, H * W), see `MultiHeadAttention2d.weights`."""
+        return super().weights(*_tokens(x), padding=padding, mask=mask, bias=bias)
+
+
+def _tokens(x: Tensor) -> tuple[Tensor, Grid]:
+    """(B, C, H, W) -> (B, H * W, C), row by row, and their grid."""
+    return rearrange(x, "b c h w -> b (h w) c"), Grid(*x.shape[-2:])
 
 
 def head_width(dim: int, heads: int) -> int:

@@ -23,11 +23,11 @@ class ViT(nn.Module):
     image_size, patch_size: pixels, one number or (height, width). registers: extra learned tokens
     (Darcet et al. 2023). pattern: who sees whom, one for all blocks, or a plan of several that is
     repeated until each block has one. pool: `token` (the class token), `avg` (real tokens) or `map`
-    (a learned query). layer_scale and drop_path: see `Block`; drop_path grows linearly with depth
-    up to the value given. stem: `patch` or `conv`. pretrained: a timm model's name or a file of
-    weights to begin from, see `load_pretrained`. The state dict loads strictly into timm's
-    `VisionTransformer` of the same shape, and the reverse. Raises ValueError for sizes that do not
-    divide and for parts that do not fit together.
+    (a learned query). scale: see `MultiHeadAttention2d`. layer_scale and drop_path: see `Block`;
+    drop_path grows linearly with depth up to the value given. stem: `patch` or `conv`. pretrained:
+    a timm model's name or a file of weights to begin from, see `load_pretrained`. The state dict
+    loads strictly into timm's `VisionTransformer` of the same shape, and the reverse. Raises
+    ValueError for sizes that do not divide and for parts that do not fit together.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ViT(nn.Module):
         qkv_bias: bool = True,
         qk_norm: bool = False,
         layer_scale: float | None = None,
-        scale: float | None = None,
+        scale: float | str | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         drop_path: float = 0.0,
@@ -143,10 +143,8 @@ class ViT(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names that weight decay must leave alone: position tables, class and register tokens."""
-        learned = (
-            name for name, _ in self.named_parameters() if name.endswith("position.frequencies")
-        )
-        return {"pos_embed", "cls_token", "reg_token", "attn_pool.latent", *learned}
+        tables = (name for name, _ in self.named_parameters() if ".position." in name)
+        return {"pos_embed", "cls_token", "reg_token", "attn_pool.latent", *tables}
 
     def group_matcher(self, coarse: bool = False) -> dict:
         """Regular expressions that tell timm's layer decay which parameter lies at which depth."""
@@ -176,8 +174,8 @@ def initialise(model: ViT) -> None:
     """Every weight's first value, as timm's VisionTransformer has it.
 
     linear weights, position tables: normal(0, 0.02) truncated; linear biases: 0; class and register
-    tokens: normal(0, 1e-6); norms, layer scales, convolutions and pooling latents: as their own
-    modules set them.
+    tokens: normal(0, 1e-6); norms, layer scales, convolutions, pooling latents and what positions
+    learn inside attention: as their own modules set them.
     """
     for token in (model.cls_token, model.reg_token):
         if token is not None:

@@ -1,8 +1,8 @@
 """Ways to tell attention where a token sits, one file each, and the two places they speak in.
 
 A position is a frozen recipe. At the model's entrance it may add to the tokens (`table`, `embed`);
-inside each attention layer, the module that `layer` makes may turn q and k or add a bias to the
-scores.
+inside each attention layer, the module that `layer` makes may turn q and k, widen them, or add a
+bias to the scores.
 """
 
 from torch import Tensor, nn
@@ -18,12 +18,18 @@ class LayerPosition(nn.Module):
         return q, k
 
     def widen(
-        self, q: Tensor, k: Tensor, tile: Grid, places: tuple[Tensor, Tensor], scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        tile: Grid,
+        places: tuple[Tensor, Tensor],
+        scale: float | Tensor,
     ) -> tuple[Tensor, Tensor]:
         """q and k, (B, h, N, d) each, with columns whose products add to the scaled scores.
 
         tile and places: as `Pattern` gives them, the grid that is one tile, and the row and column
-        in its tile of each token on the map, (area,) each. Scores are multiplied by scale later.
+        in its tile of each token on the map, (area,) each. scale: what scores are multiplied by
+        later, a number or (h, 1, 1); products are to be divided by it.
         """
         return q, k
 

@@ -1,0 +1,122 @@
+"""Relative positions that depend on the query, a row's part and a column's part apart.
+
+scores += q · R_h[row - row'] + q · R_w[col - col'], q before it is scaled: MViTv2 (Li et al. 2022,
+arXiv:2112.01526, eq. 4) and Segment Anything (Kirillov et al. 2023), whose names the tables have.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.attention.grid import Grid
+from vitrail.attention.positions import LayerPosition, Position
+
+MULTIPLE = 8  # fused kernels on CUDA take only head widths that 8 divides
+
+
+def differences(place: Tensor, size: int) -> Tensor:
+    """(n,) places below `size` -> (n, size), which row of a table (2 size - 1, d) each pair takes:
+    place - other + size - 1 for every other place of the axis."""
+    other = torch.arange(size, device=place.device)
+    return place[:, None] - other + size - 1
+
+
+def decomposed_bias(
+    q: Tensor, by_row: Tensor, by_col: Tensor, tile: Grid, places: tuple[Tensor, Tensor]
+) -> Tensor:
+    """What is added to the scaled scores, (B, h, N, N); 0 where a prefix token asks or is asked.
+
+    q: (B, h, N, d) not scaled. by_row: (2 rows - 1, d), by_col: (2 cols - 1, d), of the tile.
+    places: as `Pattern.places` gives them. The plain statement of what `widened` computes.
+    """
+    rows, cols = places
+    table = by_row[differences(rows, tile.rows)[:, rows]]  # (area, area, d)
+    table = table + by_col[differences(cols, tile.cols)[:, cols]]
+    bias = torch.einsum("bhqd,qkd->bhqk", q[:, :, tile.prefix :], table)
+    return F.pad(bias, (tile.prefix, 0, tile.prefix, 0))
+
+
+def widened(
+    q: Tensor,
+    k: Tensor,
+    by_row: Tensor,
+    by_col: Tensor,
+    tile: Grid,
+    places: tuple[Tensor, Tensor],
+    scale: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """q and k, (B, h, N, d' > d) each, so that scale · q kᵀ has `decomposed_bias` in it.
+
+    To q come its products with every row and every column of the tile, over the scale; to k, a 1 at
+    its own row and at its own column. So a kernel that adds no bias computes the sum. In halves
+    the products are rounded once, as a bias would be, and the ones are exact.
+    """
+    rows, cols = places
+    on_map = q[:, :, tile.prefix :]
+    asks = [
+        _products(on_map, by_row / scale, rows, tile.rows),
+        _products(on_map, by_col / scale, cols, tile.cols),
+    ]
+    answers = [_marks(rows, tile.rows), _marks(cols, tile.cols)]
+    fill = -(q.shape[-1] + tile.rows + tile.cols) % MULTIPLE
+    q_more = F.pad(torch.cat(asks, -1), (0, fill, tile.prefix, 0))
+    k_more = F.pad(torch.cat(answers, -1).to(k.dtype), (0, fill, tile.prefix, 0))
+    return (
+        torch.cat([q, q_more.to(q.dtype)], -1),
+        torch.cat([k, k_more.expand(*k.shape[:-1], -1)], -1),
+    )
+
+
+def resample_axis(table: Tensor, size: int) -> Tensor:
+    """(L, d) -> (2 size - 1, d), linear in the difference and in at least fp32, as SAM's."""
+    if len(table) == 2 * size - 1:
+        return table
+    precise = torch.promote_types(table.dtype, torch.float32)
+    line = table.to(precise).t()[None]  # (1, d, L)
+    return F.interpolate(line, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
+
+
+def _products(q: Tensor, table: Tensor, place: Tensor, size: int) -> Tensor:
+    """(B, h, n, d) with (2 size - 1, d), or (h, 2 size - 1, d) -> (B, h, n, size)."""
+    # With every difference first, one matrix product, and then the `size` of them that a place has.
+    every = q @ table.to(q.dtype).transpose(-2, -1)
+    return every.gather(-1, differences(place, size).expand(*every.shape[:-1], -1))
+
+
+def _marks(place: Tensor, size: int) -> Tensor:
+    """(n,) -> (n, size) bool, True at its own place."""
+    return place[:, None] == torch.arange(size, device=place.device)
+
+
+class DecomposedTables(LayerPosition):
+    """Holds `rel_pos_h`, (2 rows - 1, d), and `rel_pos_w`, (2 cols - 1, d), for all heads."""
+
+    def __init__(self, width: int, grid: Grid):
+        super().__init__()
+        self.rel_pos_h = nn.Parameter(torch.zeros(2 * grid.rows - 1, width))
+        self.rel_pos_w = nn.Parameter(torch.zeros(2 * grid.cols - 1, width))
+
+    def widen(self, q, k, tile, places, scale):
+        by_row = resample_axis(self.rel_pos_h, tile.rows)
+        by_col = resample_axis(self.rel_pos_w, tile.cols)
+        return widened(q, k, by_row, by_col, tile, places, scale)
+
+
+@dataclass(frozen=True)
+class Decomposed(Position):
+    """Tables for the differences on `grid`, which a model tells; it must be given elsewhere."""
+
+    grid: Grid | None = None
+
+    def for_grid(self, grid: Grid) -> "Decomposed":
+        return replace(self, grid=grid)
+
+    def layer(self, heads: int, width: int) -> DecomposedTables:
+        if self.grid is None:
+            raise ValueError(
+                "position=decomposed has tables as long as rows and columns and knows no grid; "
+                "say which, as in Decomposed(grid=Grid(7, 7))"
+            )
+        return DecomposedTables(width, self.grid)

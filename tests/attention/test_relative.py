@@ -1,0 +1,189 @@
+"""The relative bias: Swin's and BEiT's table, told apart by rows and columns, for any grid."""
+
+import pytest
+import torch
+from timm.layers import RelPosBias, resize_rel_pos_bias_table_levit
+from timm.models.beit import Attention as BeitAttention
+from timm.optim import param_groups_layer_decay
+from torchvision.models.swin_transformer import ShiftedWindowAttention
+
+from vitrail.attention import Grid, MultiHeadAttention2d, backends
+from vitrail.attention.backends import Refused
+from vitrail.attention.positions.relative import (
+    RelativeBias,
+    relative_index,
+    resample_relative,
+    table_length,
+)
+from vitrail.model import ViT
+
+DIM, HEADS = 24, 3
+LEARNS_BIAS = [name for name in backends.names() if name != "sdpa_flash"]
+
+each_backend = pytest.mark.parametrize("backend", LEARNS_BIAS)
+
+
+def table_for(grid: Grid) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(table_length(grid), HEADS)
+
+
+def bias_of(table: torch.Tensor, built: Grid, grid: Grid) -> torch.Tensor:
+    layer = RelativeBias(grid=built).layer(HEADS, 8).to(table.dtype)
+    with torch.no_grad():
+        layer.relative_position_bias_table.copy_(table)
+    return layer.bias(grid)
+
+
+@pytest.mark.parametrize(
+    "grid", [Grid(7, 7), Grid(3, 5), Grid(5, 3), Grid(1, 4), Grid(1, 1)], ids=str
+)
+def test_the_bias_of_a_window_equals_torchvision_swins(grid):
+    theirs = ShiftedWindowAttention(DIM, [grid.rows, grid.cols], [0, 0], HEADS)
+    table = table_for(grid)
+    with torch.no_grad():
+        theirs.relative_position_bias_table.copy_(table)
+    expected = theirs.get_relative_position_bias()
+    assert torch.equal(bias_of(table, grid, grid), expected)
+
+
+@pytest.mark.parametrize("grid", [Grid(3, 5, 1), Grid(4, 4, 1), Grid(5, 2)], ids=str)
+def test_the_bias_with_a_class_token_equals_timms(grid):
+    theirs = RelPosBias((grid.rows, grid.cols), HEADS, prefix_tokens=grid.prefix)
+    table = table_for(grid)
+    with torch.no_grad():
+        theirs.relative_position_bias_table.copy_(table)
+    torch.testing.assert_close(bias_of(table, grid, grid), theirs.get_bias(), atol=0, rtol=0)
+
+
+@each_backend
+def test_the_layer_equals_beits_attention_forward_and_gradients(backend):
+    torch.manual_seed(0)
+    grid = Grid(3, 5, 1)
+    theirs = BeitAttention(DIM, HEADS, qkv_bias=False, window_size=(grid.rows, grid.cols))
+    ours = MultiHeadAttention2d(
+        DIM, HEADS, position=RelativeBias(grid=grid), backend=backend, qkv_bias=False
+    )
+    table = "relative_position_bias_table"
+    with torch.no_grad():
+        theirs.relative_position_bias_table.copy_(table_for(grid))
+    weights = theirs.state_dict()
+    ours.load_state_dict({f"position.{table}" if k == table else k: v for k, v in weights.items()})
+    x = torch.randn(2, grid.tokens, DIM)
+    out, expected = ours(x, grid), theirs(x)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(
+        ours.position.relative_position_bias_table.grad,
+        theirs.relative_position_bias_table.grad,
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_an_entry_is_the_difference_of_rows_and_of_columns():
+    grid = Grid(3, 5)
+    index = relative_index(grid)
+    for query in range(grid.area):
+        for key in range(grid.area):
+            by_row = query // 5 - key // 5
+            by_col = query % 5 - key % 5
+            assert index[query, key] == (by_row + 2) * 9 + by_col + 4
+
+
+@pytest.mark.parametrize("prefix", [1, 5])
+def test_all_prefix_tokens_share_three_entries(prefix):
+    grid = Grid(2, 3, prefix)
+    index = relative_index(grid)
+    area = 3 * 5
+    assert table_length(grid) == area + 3
+    assert (index[:prefix, prefix:] == area).all()
+    assert (index[prefix:, :prefix] == area + 1).all()
+    assert (index[:prefix, :prefix] == area + 2).all()
+    assert torch.equal(index[prefix:, prefix:], relative_index(Grid(2, 3)))
+
+
+@pytest.mark.parametrize("new", [Grid(7, 7), Grid(3, 3), Grid(12, 12)], ids=str)
+def test_a_table_for_another_square_is_timms_bicubic_one(new):
+    old = Grid(5, 5)
+    table = table_for(old)
+    expected = resize_rel_pos_bias_table_levit(table, (table_length(new), HEADS))
+    torch.testing.assert_close(resample_relative(table, old, new), expected)
+
+
+def test_a_table_is_resampled_by_rows_and_columns_apart():
+    old, new = Grid(3, 5, 2), Grid(6, 4, 1)
+    ramp = torch.arange(9.0).expand(5, 9).reshape(-1, 1)  # grows with the difference of columns
+    table = torch.cat(
+        [ramp.expand(-1, HEADS), torch.tensor([[7.0], [8.0], [9.0]]).expand(-1, HEADS)]
+    )
+    resampled = resample_relative(table, old, new)
+    image = resampled[:-3].unflatten(0, (11, 7))
+    assert torch.allclose(image, image[:1].expand_as(image), atol=1e-5), "rows stay alike"
+    assert (image[0, 1:] > image[0, :-1]).all(), "columns still grow"
+    torch.testing.assert_close(image[0, 3], torch.full((HEADS,), 4.0))  # no difference, as before
+    assert torch.equal(resampled[-3:], table[-3:]), "what prefix tokens take is not touched"
+
+
+def test_resampling_computes_in_fp32_and_keeps_the_dtype():
+    old, new = Grid(3, 5), Grid(4, 4)
+    table = table_for(old)
+    low = table.bfloat16()
+    expected = resample_relative(low.float(), old, new).bfloat16()
+    assert torch.equal(resample_relative(low, old, new), expected)
+    double = resample_relative(table.double(), old, new)
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(
+        double.float(), resample_relative(table, old, new), atol=1e-5, rtol=0
+    )
+
+
+def test_the_gradient_reaches_a_table_that_is_resampled():
+    layer = RelativeBias(grid=Grid(3, 5, 1)).layer(HEADS, 8)
+    layer.bias(Grid(4, 4, 1)).square().sum().backward()
+    assert (layer.relative_position_bias_table.grad.abs() > 0).all()
+
+
+def test_a_table_serves_fewer_kinds_of_tokens_and_not_more():
+    table = table_for(Grid(3, 5, 1))
+    without = bias_of(table, Grid(3, 5, 1), Grid(3, 5))
+    assert torch.equal(without, bias_of(table, Grid(3, 5, 1), Grid(3, 5, 1))[..., 1:, 1:])
+    with pytest.raises(
+        ValueError, match=r"with 2; build it .* RelativeBias\(grid=Grid\(3, 5, 2\)\)$"
+    ):
+        bias_of(table_for(Grid(3, 5)), Grid(3, 5), Grid(3, 5, 2))
+
+
+def test_a_kernel_without_a_bias_gradient_is_refused_for_training_alone():
+    grid = Grid(3, 5, 1)
+    torch.manual_seed(0)
+    layer = MultiHeadAttention2d(DIM, HEADS, position=RelativeBias(grid=grid), backend="sdpa_flash")
+    x = torch.randn(2, grid.tokens, DIM)
+    with pytest.raises(Refused, match="cannot give the gradient of a bias"):
+        layer(x, grid)
+    with torch.no_grad():
+        assert layer(x, grid).isfinite().all()
+
+
+SIZES = {"image_size": (16, 24), "patch_size": 8, "dim": DIM, "depth": 2, "heads": HEADS}
+
+
+def test_in_a_vit_no_table_decays_and_each_learns_at_its_blocks_rate():
+    model = ViT(**SIZES, num_classes=5, position=RelativeBias())
+    groups = param_groups_layer_decay(
+        model, weight_decay=0.1, no_weight_decay_list=model.no_weight_decay(), layer_decay=0.5
+    )
+    group_of = {id(parameter): group for group in groups for parameter in group["params"]}
+    for block in model.blocks:
+        table = group_of[id(block.attn.position.relative_position_bias_table)]
+        matrix = group_of[id(block.attn.qkv.weight)]
+        assert table["weight_decay"] == 0
+        assert matrix["weight_decay"] > 0
+        assert table["lr_scale"] == matrix["lr_scale"]
+
+
+def test_a_vit_with_tables_for_one_grid_takes_images_of_another_size():
+    model = ViT(**SIZES, num_classes=5, position=RelativeBias())
+    assert model.blocks[0].attn.position.grid == Grid(2, 3, 1)
+    assert model(torch.randn(2, 3, 32, 16)).isfinite().all()
