@@ -35,6 +35,7 @@ class Request:
 
     device is a torch device type; compute is the CUDA compute capability, None elsewhere. width is
     the per-head width d; masks are `Mask.kinds`, and pattern is the rule where that is one of them.
+    dropout is the share of attention weights that are dropped.
     """
 
     device: str
@@ -48,7 +49,7 @@ class Request:
     pattern: Predicate | None = None
     bias: bool = False
     bias_grad: bool = False
-    dropout: bool = False
+    dropout: float = 0.0
     backward: bool = True
     compute: tuple[int, int] | None = None
 
@@ -68,7 +69,7 @@ class Request:
             pattern=mask.pattern,
             bias=bias is not None,
             bias_grad=learned and torch.is_grad_enabled(),
-            dropout=dropout_p > 0,
+            dropout=dropout_p,
             backward=torch.is_grad_enabled()
             and (q.requires_grad or k.requires_grad or v.requires_grad),
             compute=compute_capability(q.device),
@@ -77,7 +78,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Capability:
-    """What a backend can do on one kind of device; the contract tests hold each field to it."""
+    """What a backend can do on one kind of device; the contract tests hold each field to it.
+
+    min_width, max_width and multiple_of, which may differ by dtype, are of the per-head width.
+    compute: the least CUDA compute capability. packed: with a kernel for packed tokens.
+    deterministic: gradients are equal on every run.
+    """
 
     dtypes: frozenset[torch.dtype] = FLOATS
     masks: frozenset[str] = frozenset(MASKS)
@@ -85,9 +91,12 @@ class Capability:
     bias_grad: bool = True
     dropout: bool = True
     backward: bool = True
+    min_width: int = 1
     max_width: int | None = None
+    multiple_of: Mapping[torch.dtype, int] = field(default_factory=dict)
     compute: tuple[int, int] | None = None
-    deterministic: bool = True  # equal gradients on every run
+    packed: bool = False
+    deterministic: bool = True
 
     def missing(self, request: Request) -> list[str]:
         """What the request needs and this lacks, each as "take X" after the word "cannot"."""
@@ -109,9 +118,19 @@ class Capability:
             lacks.append("drop attention weights")
         if request.backward and not self.backward:
             lacks.append("compute gradients")
-        if self.max_width is not None and request.width > self.max_width:
-            lacks.append(f"take head width {request.width} (at most {self.max_width})")
+        if rules := self._broken_by(request.width, request.dtype):
+            lacks.append(f"take head width {request.width} ({', '.join(rules)})")
         return lacks
+
+    def _broken_by(self, width: int, dtype: torch.dtype) -> list[str]:
+        rules = []
+        if width < self.min_width:
+            rules.append(f"at least {self.min_width}")
+        if self.max_width is not None and width > self.max_width:
+            rules.append(f"at most {self.max_width}")
+        if width % (multiple := self.multiple_of.get(dtype, 1)):
+            rules.append(f"a multiple of {multiple}")
+        return rules
 
 
 @dataclass(frozen=True)
@@ -180,6 +199,24 @@ class Backend:
         dropout_p: float,
     ) -> Tensor:
         """softmax(q k^T * scale + bias, over what is visible) v, (B, h, N, d); dead rows give 0."""
+        raise NotImplementedError
+
+    def packed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        scale: float,
+        dropout_p: float,
+    ) -> Tensor:
+        """Attention of each sample to itself on packed tokens (total, h, d), in one kernel.
+
+        cu_seqlens: (B + 1,) int32, where each sample begins, and the total. Only for a backend
+        whose capability says `packed`.
+        """
         raise NotImplementedError
 
 
