@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.attention import Grid, Mask
+from vitrail.attention import Grid, Mask, backends
+from vitrail.attention.backends import Request
 from vitrail.attention.mask import attention_bias, attention_mask, token_padding
 
 BATCH, HEADS, WIDTH = 2, 3, 8
@@ -13,6 +14,10 @@ BATCH, HEADS, WIDTH = 2, 3, 8
 # 1, 15, 64, 65 and 192 tokens on the map; with prefix tokens also 65 (8x8 + 1) and 197 (12x16 + 5).
 SHAPES = ((1, 1), (3, 5), (8, 8), (5, 13), (12, 16))
 PREFIXES = (0, 1, 5)
+
+# The backends that can train on a CPU. The others are held to their refusals there, and to the same
+# contract on a GPU.
+ON_CPU = backends.permitted(Request("cpu", torch.float32, BATCH, HEADS, 15, 15, WIDTH))
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from vitrail.attention import Grid, MultiHeadAttention2d, backends
+from vitrail.attention import Grid, MultiHeadAttention2d
 from vitrail.attention.positions.rope import Rope
+
+from .cases import ON_CPU
 
 GRID = Grid(3, 5, 1)
 
-each_backend = pytest.mark.parametrize("backend", backends.names())
+each_backend = pytest.mark.parametrize("backend", ON_CPU)
 
 
 def masks() -> dict[str, dict]:

@@ -5,8 +5,10 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
-from vitrail.attention import Grid, MultiHeadAttention2d, SelfAttention2d, backends
+from vitrail.attention import Grid, MultiHeadAttention2d, SelfAttention2d
 from vitrail.attention.positions.rope import Rope, RopeMixed
+
+from .cases import ON_CPU
 
 GRID = Grid(3, 5, 1)
 
@@ -52,12 +54,12 @@ def check_equal(backend: str, compiled_with: str) -> None:
             close(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_a_layer_is_one_graph_without_breaks(backend):
     check_equal(backend, "aot_eager")
 
 
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_a_few_grids_make_a_few_graphs_and_no_storm(backend):
     counter = CompileCounter()
     layer = build(backend, position=Rope())
@@ -78,14 +80,14 @@ def test_a_feature_map_layer_is_one_graph():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_a_compiled_layer_equals_itself_forward_and_backward(backend):
     check_equal(backend, "inductor")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_compiling_does_not_replace_the_kernel(backend, training):
     layer = build(backend)
     compiled = torch.compile(layer, fullgraph=True)

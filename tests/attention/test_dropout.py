@@ -3,15 +3,17 @@
 import pytest
 import torch
 
-from vitrail.attention import Grid, MultiHeadAttention2d, attend, backends
+from vitrail.attention import Grid, MultiHeadAttention2d, attend
 from vitrail.attention.backends import Refused
+
+from .cases import ON_CPU
 
 GRID = Grid(3, 5)
 CANNOT_DROP = {"sdpa_flash"}
 
-each_backend = pytest.mark.parametrize("backend", backends.names())
+each_backend = pytest.mark.parametrize("backend", ON_CPU)
 each_dropping = pytest.mark.parametrize(
-    "backend", [name for name in backends.names() if name not in CANNOT_DROP]
+    "backend", [name for name in ON_CPU if name not in CANNOT_DROP]
 )
 
 

@@ -7,12 +7,12 @@ from torch.profiler import ProfilerActivity, profile
 from vitrail.attention import Grid, Mask, attend, backends
 from vitrail.attention.backends import Request
 
-from .cases import BATCH, HEADS, KINDS, WIDTH, mask_and_bias
+from .cases import BATCH, HEADS, KINDS, ON_CPU, WIDTH, mask_and_bias
 
 GRID = Grid(3, 5, 1)
 
 # What a backend's own promise must hold at least on a CPU, so that an empty one fails.
-ON_CPU = {
+AT_LEAST = {
     "eager": {"aten::bmm", "aten::_softmax"},
     "reference": {"aten::bmm", "aten::_softmax"},
     "sdpa": {"aten::scaled_dot_product_attention"},
@@ -34,7 +34,7 @@ def seen_while(call) -> set[str]:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.learned])
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_the_promised_kernel_runs_and_no_other(backend, kind, backward):
     torch.manual_seed(0)
     mask, bias = mask_and_bias(KINDS[kind], GRID, torch.float32)
@@ -44,11 +44,11 @@ def test_the_promised_kernel_runs_and_no_other(backend, kind, backward):
     seen = seen_while(lambda: attend(q, k, v, mask=mask, bias=bias, backend=backend))
     assert kernels.required <= seen
     assert not kernels.forbidden & seen
-    assert ON_CPU.get(backend, set()) <= seen
+    assert AT_LEAST[backend] <= seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_the_promised_kernel_runs_in_every_dtype_under_autocast_too(backend, dtype):
     q, k, v = torch.randn(3, BATCH, HEADS, GRID.tokens, WIDTH).to(dtype)
     request = Request.of(q, k, v, Mask(), None, 0.0)
@@ -63,10 +63,20 @@ def test_the_promised_kernel_runs_in_every_dtype_under_autocast_too(backend, dty
     assert not kernels.forbidden & seen
 
 
-@pytest.mark.parametrize("backend", backends.names())
-def test_a_promise_names_at_least_one_kernel(backend):
-    request = Request("cpu", torch.float32, batch=1, heads=1, queries=4, keys=4, width=8)
-    kernels = backends.load(backend).kernels(request)
+@pytest.mark.parametrize(
+    "backend, request_",
+    [
+        (name, request)
+        for request in (
+            Request("cpu", torch.float16, 1, 1, queries=4, keys=4, width=16),
+            Request("cuda", torch.float16, 1, 1, queries=4, keys=4, width=16, compute=(9, 0)),
+        )
+        for name in backends.permitted(request)
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.device,
+)
+def test_a_promise_names_at_least_one_kernel(backend, request_):
+    kernels = backends.load(backend).kernels(request_)
     assert kernels.required
     assert not kernels.required & kernels.forbidden
 

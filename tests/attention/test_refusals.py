@@ -8,6 +8,8 @@ import torch
 from vitrail.attention import attend, backends
 from vitrail.attention.backends import Capability, Refused, Request, resolve
 
+from .cases import ON_CPU
+
 CPU = Request("cpu", torch.float32, batch=2, heads=3, queries=16, keys=16, width=8)
 AMPERE = dataclasses.replace(CPU, device="cuda", dtype=torch.bfloat16, compute=(8, 0))
 
@@ -16,8 +18,8 @@ def changed(request: Request, **changes) -> Request:
     return dataclasses.replace(request, **changes)
 
 
-def test_the_five_backends_are_there():
-    assert {"eager", "reference", "sdpa", "sdpa_flash", "sdpa_math"} <= set(backends.names())
+def test_these_backends_train_on_a_cpu_and_no_other():
+    assert set(ON_CPU) == {"eager", "reference", "sdpa", "sdpa_flash", "sdpa_math"}
 
 
 @pytest.mark.parametrize("name", backends.names())
@@ -26,7 +28,7 @@ def test_a_backend_goes_by_the_name_of_its_file(name):
     assert backends.load(name) is backends.load(name)
 
 
-@pytest.mark.parametrize("name", backends.names())
+@pytest.mark.parametrize("name", ON_CPU)
 def test_resolve_returns_the_backend_that_was_named_and_no_other(name):
     assert resolve(CPU, name) is backends.load(name)
     assert resolve(CPU, backends.load(name)) is backends.load(name)
@@ -172,3 +174,27 @@ def test_a_capability_lacks_nothing_by_default():
     assert Capability().missing(everything) == []
     assert Capability(backward=False).missing(CPU) == ["compute gradients"]
     assert Capability(backward=False).missing(changed(CPU, backward=False)) == []
+
+
+@pytest.mark.parametrize(
+    "width, rules",
+    [
+        (16, None),
+        (64, None),
+        (8, "at least 16"),
+        (72, "at most 64"),
+        (20, "a multiple of 8"),
+        (66, "at most 64, a multiple of 8"),
+    ],
+)
+def test_a_head_width_is_refused_with_the_rules_it_breaks(width, rules):
+    capability = Capability(min_width=16, max_width=64, multiple_of={torch.float32: 8})
+    wanted = [] if rules is None else [f"take head width {width} ({rules})"]
+    assert capability.missing(changed(CPU, width=width)) == wanted
+
+
+def test_the_multiple_of_a_head_width_may_differ_by_dtype():
+    capability = Capability(multiple_of={torch.float32: 4, torch.float16: 8})
+    assert capability.missing(changed(CPU, width=12)) == []
+    assert capability.missing(changed(CPU, width=12, dtype=torch.float16)) != []
+    assert capability.missing(changed(CPU, width=3, dtype=torch.float64)) == []

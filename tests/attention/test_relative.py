@@ -7,7 +7,7 @@ from timm.models.beit import Attention as BeitAttention
 from timm.optim import param_groups_layer_decay
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
-from vitrail.attention import Grid, MultiHeadAttention2d, backends
+from vitrail.attention import Grid, MultiHeadAttention2d
 from vitrail.attention.backends import Refused
 from vitrail.attention.positions.relative import (
     RelativeBias,
@@ -17,8 +17,10 @@ from vitrail.attention.positions.relative import (
 )
 from vitrail.model import ViT
 
+from .cases import ON_CPU
+
 DIM, HEADS = 24, 3
-LEARNS_BIAS = [name for name in backends.names() if name != "sdpa_flash"]
+LEARNS_BIAS = [name for name in ON_CPU if name != "sdpa_flash"]
 
 each_backend = pytest.mark.parametrize("backend", LEARNS_BIAS)
 

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from vitrail.attention import backends
+from vitrail.attention.backends import Request
 from vitrail.model import ViT
 
 SIZES = {
@@ -13,6 +15,7 @@ SIZES = {
     "heads": 3,
     "num_classes": 5,
 }
+ON_CPU = backends.permitted(Request("cpu", torch.float32, 2, 3, 13, 13, 8))  # that can train there
 
 
 def small_vit(**changes) -> ViT:

@@ -5,17 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.attention import backends
 from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.rope import Rope, RopeMixed
 from vitrail.attention.positions.sincos import SinCos
 from vitrail.model.vit import real_patches
 
-from .small import small_vit
+from .small import ON_CPU, small_vit
 
 FREE = {"none": NoPosition(), "sincos": SinCos(), "rope": Rope(), "rope_mixed": RopeMixed()}
 
-each_backend = pytest.mark.parametrize("backend", backends.names())
+each_backend = pytest.mark.parametrize("backend", ON_CPU)
 each_pool = pytest.mark.parametrize("pool", ["token", "avg", "map"])
 
 

@@ -1,16 +1,25 @@
-"""torch's scaled_dot_product_attention, the kernel left to torch or pinned by a sibling file."""
+"""torch's scaled_dot_product_attention, the kernel left to torch or pinned by a sibling file.
 
-from contextlib import nullcontext
+On a CPU each kernel makes rows that may see nothing 0. Elsewhere that is torch's word alone, and
+cuDNN, which torch may pick, is given a finite number in place of -inf (pytorch#177868); so no such
+row reaches a kernel there.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Kernels, Request
 
 
 class Sdpa(Backend):
-    """`pinned` is the one kernel that may run; None leaves the choice to torch."""
+    """`pinned` is the one kernel that may run; None leaves the choice to torch.
+
+    cuDNN is left out of that choice where its gradients are known to be NaN.
+    """
 
     name = "sdpa"
     by_name_only = "torch picks a kernel for every call"
@@ -23,15 +32,61 @@ class Sdpa(Backend):
         return Kernels(required=frozenset({"aten::scaled_dot_product_attention"}))
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
-        bias = mask.additive(bias, q.dtype, q.device)
+        bias, dead = mask.additive(bias, q.dtype, q.device), None
         if bias is not None and not torch.is_grad_enabled():
             # Flash on CPU refuses a learned bias even where no gradient is recorded.
             bias = bias.detach()
+        if bias is not None and q.device.type != "cpu":
+            bias, dead = without_dead_rows(bias)
         # Entered here, not around the model: outside a compiled graph it does not force the kernel.
-        with nullcontext() if self.pinned is None else sdpa_kernel(self.pinned):
-            return F.scaled_dot_product_attention(
+        with self._allowed(q, k, masked=bias is not None):
+            out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, dropout_p=dropout_p, scale=scale
             )
+        return out if dead is None else out.masked_fill(dead, 0.0)
+
+    def _allowed(self, q: Tensor, k: Tensor, *, masked: bool) -> AbstractContextManager:
+        if self.pinned is not None:
+            return sdpa_kernel(self.pinned)
+        if (
+            q.device.type == "cuda"
+            and torch.is_grad_enabled()
+            and cudnn_gives_nan(q.shape[-2], k.shape[-2], masked=masked)
+        ):
+            return sdpa_kernel(
+                [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+            )
+        return nullcontext()
+
+
+def pinned_to(operator: str) -> Kernels:
+    """What a profiler sees when that operator is SDPA's kernel, and not the written-out one."""
+    return Kernels(
+        required=frozenset({operator}),
+        forbidden=frozenset({"aten::_scaled_dot_product_attention_math"}),
+    )
+
+
+def without_dead_rows(bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The mask or bias with rows of nothing to see made rows of everything, and where they were.
+
+    bias: (1|B, 1|h, 1|N, N), bool with True = may be seen, or float with -inf = may not. The second
+    is bool, (…, 1|N, 1): there the output is to be made 0, and then no gradient comes back.
+    """
+    if bias.dtype == torch.bool:
+        dead = ~bias.any(-1, keepdim=True)
+        return bias | dead, dead
+    dead = (bias == float("-inf")).all(-1, keepdim=True)
+    return bias.masked_fill(dead, 0.0), dead
+
+
+def cudnn_gives_nan(queries: int, keys: int, *, masked: bool) -> bool:
+    """Whether cuDNN's gradients may be NaN at these lengths, where scores are very negative.
+
+    Under a mask the half-filled last tile of 128 keys is not hidden (pytorch#196678); a single
+    query has NaN in dk and dv (cudnn-frontend#1072). Both were reported on Hopper.
+    """
+    return queries == 1 or (masked and keys % 128 == 64)
 
 
 BACKEND = Sdpa()

@@ -1,14 +1,16 @@
 """SDPA pinned to flash attention: torch's own on CPU, FlashAttention-2 (Dao 2023) on CUDA.
 
 On CPU it takes masks and biases, but neither drops weights nor gives a bias gradient; on CUDA it
-takes no mask at all (torch 2.14, aten/src/ATen/native/transformers/sdp_utils_cpp.cpp and
-cuda/sdp_utils.cpp).
+takes no mask at all, and some widths cannot be trained on consumer GPUs (torch 2.14,
+aten/src/ATen/native/transformers/sdp_utils_cpp.cpp and cuda/sdp_utils.cpp).
 """
 
+import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from vitrail.attention.backends import HALVES, Capability, Kernels, Request
-from vitrail.attention.backends.sdpa import Sdpa
+from vitrail.attention.backends.sdpa import Sdpa, pinned_to
 
 
 class SdpaFlash(Sdpa):
@@ -23,16 +25,52 @@ class SdpaFlash(Sdpa):
             bias=False,
             max_width=256,
             compute=(8, 0),
+            packed=True,
             deterministic=False,
         ),
     }
 
+    def refuse(self, request: Request) -> list[str]:
+        lacks = super().refuse(request)
+        trains = 224 < request.width <= 256 and not request.dropout
+        if request.backward and on_consumer_gpu(request) and request.width > 192 and not trains:
+            dropping = " and with dropout" if request.dropout else ""
+            lacks.append(
+                "compute gradients at head width {}{} on compute capability {}.{}".format(
+                    request.width, dropping, *request.compute
+                )
+            )
+        return lacks
+
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
         suffix = "_for_cpu" if request.device == "cpu" else ""
-        return Kernels(
-            required=frozenset({f"aten::_scaled_dot_product_flash_attention{suffix}"}),
-            forbidden=frozenset({"aten::_scaled_dot_product_attention_math"}),
+        return pinned_to(f"aten::_scaled_dot_product_flash_attention{suffix}")
+
+    def packed(self, q, k, v, *, cu_seqlens, max_seqlen, scale, dropout_p):
+        # Not torch.nn.attention.varlen: on Hopper and Blackwell that one may pick cuDNN.
+        width = q.shape[-1]
+        q, k, v = (F.pad(tensor, (0, -width % 8)) for tensor in (q, k, v))
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            dropout_p,
+            False,  # causal
+            False,  # return_debug_mask
+            scale=scale,
         )
+        return out[..., :width]
+
+
+def on_consumer_gpu(request: Request) -> bool:
+    """Whether it is one of those with little shared memory: sm86 to sm89, sm120 and sm121."""
+    return request.compute is not None and (
+        (8, 6) <= request.compute <= (8, 9) or (12, 0) <= request.compute <= (12, 1)
+    )
 
 
 BACKEND = SdpaFlash()
