@@ -6,6 +6,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, Mask, attend, backends
+from vitrail.attention.backends.reference import attention_weights
 
 
 class TokenPool(nn.Module):
@@ -40,12 +41,23 @@ class AttentionPool(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+        q, k, v, mask = self._project(x, grid, padding)
+        x = rearrange(attend(q, k, v, mask=mask, backend=self.backend), "b h n d -> b n (h d)")
+        x = self.proj(x)
+        return (x + self.mlp(self.norm(x)))[:, 0]
+
+    def weights(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+        """(B, h, 1, area): how much is taken of each token on the map, as from an attention layer's
+        `weights`."""
+        q, k, _, mask = self._project(x, grid, padding)
+        with backends.without_autocast(x.device.type):
+            return attention_weights(q, k, mask=mask, bias=None, scale=q.shape[-1] ** -0.5)
+
+    def _project(self, x, grid, padding) -> tuple[Tensor, Tensor, Tensor, Mask]:
         x = x[:, grid.prefix :]
         mask = Mask(padding=None if padding is None else padding.flatten(1))
         q = rearrange(
             self.q(self.latent.expand(len(x), -1, -1)), "b n (h d) -> b h n d", h=self.heads
         )
         k, v = rearrange(self.kv(x), "b n (s h d) -> s b h n d", s=2, h=self.heads)
-        x = rearrange(attend(q, k, v, mask=mask, backend=self.backend), "b h n d -> b n (h d)")
-        x = self.proj(x)
-        return (x + self.mlp(self.norm(x)))[:, 0]
+        return q, k, v, mask

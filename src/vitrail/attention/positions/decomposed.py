@@ -51,7 +51,7 @@ def widened(
 
     To q come its products with every row and every column of the tile, over the scale; to k, a 1 at
     its own row and at its own column. So a kernel that adds no bias computes the sum. In halves
-    the products are rounded once, as a bias would be, and the ones are exact.
+    the result is at least as near to exact as with a bias rounded to them: the ones are exact.
     """
     rows, cols = places
     on_map = q[:, :, tile.prefix :]
