@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vitrail.attention.backends import without_autocast
 from vitrail.attention.requests import attention_layers
 
 
@@ -64,11 +65,10 @@ def rollout(maps: Iterable[Tensor]) -> Tensor:
         layer = weights.mean(1)
         layer = layer + torch.eye(layer.shape[-1], dtype=layer.dtype, device=layer.device)
         layer = layer / layer.sum(-1, keepdim=True)  # not by 2: a token that sees nothing stays
-        total = layer if total is None else layer @ total
+        with without_autocast(layer.device.type):
+            total = layer if total is None else layer @ total
     if total is None:
-        raise ValueError(
-            "rollout multiplies the maps of layers and there are none; give at least one"
-        )
+        raise ValueError("rollout multiplies the maps of layers and has none; give at least one")
     return total
 
 

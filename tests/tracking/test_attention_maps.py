@@ -1,0 +1,304 @@
+"""Pictures of where a model looks, made while it trains and without a trace in its training."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import FSDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vitrail.attention.maps import attention_maps, rollout
+from vitrail.model import ViT
+from vitrail.tracking.attention_maps import MOST, AttentionMaps, Look, check, draw, look
+from vitrail.tracking.loggers import Loggers
+from vitrail.tracking.run_logger import RunLogger
+
+SIZES = {
+    "image_size": (16, 24),
+    "patch_size": 8,
+    "dim": 24,
+    "depth": 2,
+    "heads": 3,
+    "num_classes": 5,
+}
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def build(**changes) -> ViT:
+    torch.manual_seed(0)
+    model = ViT(**(SIZES | changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def picture(seed: int = 0) -> torch.Tensor:
+    return torch.randn(3, 16, 24, generator=torch.Generator().manual_seed(seed))
+
+
+def seen(
+    model: ViT, padding: torch.Tensor | None = None, image: torch.Tensor | None = None
+) -> Look:
+    image = picture() if image is None else image
+    maps = attention_maps(model, image[None], None if padding is None else padding[None])
+    return look(model, maps, image, padding, mean=MEAN, std=STD)
+
+
+class Pictures(RunLogger):
+    """Remembers which pictures were shown."""
+
+    name, version = "pictures", ""
+
+    def __init__(self):
+        super().__init__()
+        self.shown: list[tuple[str, str]] = []
+
+    def log_hyperparams(self, *args, **options) -> None: ...
+
+    def log_metrics(self, *args, **options) -> None: ...
+
+    def show_picture(self, name: str, path: Path) -> None:
+        assert path.is_file()
+        self.shown.append((name, path.name))
+
+
+class Teaching(LightningModule):
+    """Trains a small network, with dropout, on batches like vitrail's own."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch, batch_idx):
+        images, labels, padding = batch
+        return nn.functional.cross_entropy(self.network(images, padding), labels)
+
+    def validation_step(self, batch, batch_idx):
+        self.network(batch[0], batch[2])
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def batches(*sizes: int, padded: bool = False) -> DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.ones(max(sizes), 16, 24, dtype=torch.bool)
+    made = [
+        (
+            torch.randn(size, 3, 16, 24, generator=generator),
+            torch.arange(size) % 5,
+            whole[:size] if padded else None,
+        )
+        for size in sizes
+    ]
+    return DataLoader(made, batch_size=None, generator=torch.Generator())
+
+
+def callback(folder: Path, pictures: Pictures, **changes) -> AttentionMaps:
+    options = {"images": 3, "every_n_epochs": 1, "tested": "test"} | changes
+    loggers = Loggers([pictures], run_id=None)
+    return AttentionMaps(folder=folder, mean=MEAN, std=STD, loggers=loggers, **options)
+
+
+def trainer(*callbacks, epochs: int = 1, **options) -> Trainer:
+    return Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        callbacks=list(callbacks),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def run(what, *args) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec", FutureWarning)
+        warnings.filterwarnings("ignore", ".*does not have many workers", UserWarning)
+        what(*args)
+
+
+def shown_by(of: torch.Tensor) -> torch.Tensor:
+    """(rows, cols) weights on the image."""
+    return nn.functional.interpolate(of[None, None], size=(16, 24), mode="bilinear")[0, 0]
+
+
+def test_the_class_tokens_maps_lie_on_the_image_and_rollout_after_them():
+    model = build(registers=2).eval()
+    maps = attention_maps(model, picture()[None])
+    found = seen(model)
+    assert list(found.maps) == ["blocks.0", "blocks.1", "rollout"]
+    for name in ("blocks.0", "blocks.1"):
+        expected = maps[f"{name}.attn"][0].mean(0)[0, 3:].unflatten(0, (2, 3))
+        torch.testing.assert_close(found.maps[name], shown_by(expected))
+    expected = rollout(maps.values())[0, 0, 3:].unflatten(0, (2, 3))
+    torch.testing.assert_close(found.maps["rollout"], shown_by(expected))
+
+
+def test_without_a_class_token_all_real_tokens_ask_alike():
+    model = build(class_token=False, registers=1, pool="avg").eval()
+    real = torch.ones(16, 24, dtype=torch.bool)
+    real[:, 12:] = False  # one column of patches, and a half of the next
+    maps = attention_maps(model, picture()[None], real[None])
+    found = seen(model, real)
+    assert found.image.shape == (16, 12, 3)
+    for name in ("blocks.0", "blocks.1"):
+        on_map = maps[f"{name}.attn"][0].mean(0)[1:, 1:].unflatten(0, (2, 3)).unflatten(2, (2, 3))
+        expected = on_map[:, :2].mean(
+            (0, 1)
+        )  # rows of queries, of which the last column is padding
+        assert not expected[:, 2].any()
+        small = expected[None, None, :, :2]
+        expected = nn.functional.interpolate(small, size=(16, 16), mode="bilinear")[0, 0, :, :12]
+        torch.testing.assert_close(found.maps[name], expected)
+
+
+def test_a_pooling_query_shows_its_own_map():
+    model = build(pool="map").eval()
+    maps = attention_maps(model, picture()[None])
+    found = seen(model)
+    assert list(found.maps) == ["blocks.0", "blocks.1", "attn_pool", "rollout"]
+    expected = maps["attn_pool"][0].mean(0)[0].unflatten(0, (2, 3))
+    torch.testing.assert_close(found.maps["attn_pool"], shown_by(expected))
+
+
+def test_of_a_deep_model_layers_at_even_steps_are_shown():
+    found = seen(build(depth=30))
+    assert len(found.maps) == MOST + 1
+    assert next(iter(found.maps)) == "blocks.0"
+    assert list(found.maps)[MOST - 1] == "blocks.29"
+
+
+def test_the_image_is_as_it_was_before_it_was_normalised():
+    pixels = torch.rand(3, 16, 24, generator=torch.Generator().manual_seed(0))
+    normalised = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    found = seen(build(), image=normalised)
+    torch.testing.assert_close(found.image, pixels.permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (8, 24), (300, 40)])
+def test_a_picture_has_a_row_an_image_and_a_column_a_map(tmp_path, size):
+    image = torch.rand(*size, 3)
+    glow = torch.zeros(size)
+    glow[: size[0] // 2] = 1.0
+    paths = []
+    for rows, columns in ((1, 1), (3, 4)):
+        looks = [Look(image, {f"map {i}": glow for i in range(columns)}) for _ in range(rows)]
+        draw(tmp_path / "attention" / f"{rows}.png", looks, title="$any_title$")
+        paths.append(tmp_path / "attention" / f"{rows}.png")
+    with Image.open(paths[0]) as small, Image.open(paths[1]) as large:
+        assert large.width == small.width * 5 // 2
+        assert large.height > small.height
+        cell = large.width // 5
+        top, left = large.height - 3 * cell, cell  # the first image's first map
+        shown = large.convert("RGB").crop((left, top, left + cell, top + cell))
+        assert not {(255, 255, 255)} & {shown.getpixel((0, 0)), shown.getpixel((2, 2))}
+    assert sorted((tmp_path / "attention").iterdir()) == sorted(paths), "no draft is left"
+
+
+def test_pictures_come_every_n_epochs_of_the_first_images_and_not_from_a_sanity_check(tmp_path):
+    pictures = Pictures()
+    maps = callback(tmp_path, pictures, every_n_epochs=2)
+    run(trainer(maps, epochs=5).fit, Teaching(build()), batches(2), batches(2, 2, 2))
+    assert pictures.shown == [
+        ("val/attention", "epoch_0002.png"),
+        ("val/attention", "epoch_0004.png"),
+    ]
+    assert [path.name for path in sorted((tmp_path / "attention").iterdir())] == [
+        "epoch_0002.png",
+        "epoch_0004.png",
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (2, 2), (2,), (1, 1, 1, 1)], ids=str)
+def test_as_many_images_are_drawn_as_are_asked_for_or_as_there_are(tmp_path, sizes, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "vitrail.tracking.attention_maps.draw",
+        lambda path, looks, *, title: (
+            drawn.append(list(looks)),
+            path.parent.mkdir(),
+            path.touch(),
+        ),
+    )
+    loader = batches(*sizes, padded=True)
+    run(trainer(callback(tmp_path, Pictures())).test, Teaching(build()), loader)
+    firsts = torch.cat([images for images, _, _ in loader])[:3]
+    assert [len(looks) for looks in drawn] == [min(3, sum(sizes))]
+    for one, first in zip(drawn[0], firsts, strict=True):
+        expected = seen(build(), image=first)
+        assert torch.equal(one.image, expected.image)
+        torch.testing.assert_close(dict(one.maps), dict(expected.maps))
+
+
+def test_a_test_is_drawn_under_the_name_of_its_split(tmp_path):
+    pictures = Pictures()
+    maps = callback(tmp_path, pictures, every_n_epochs=10, tested="val")
+    run(trainer(maps).test, Teaching(build()), batches(4))
+    assert pictures.shown == [("val/attention", "val.png")]
+
+
+def test_training_goes_on_as_without_them(tmp_path):
+    def trained(*callbacks) -> dict[str, torch.Tensor]:
+        model = Teaching(build(dropout=0.3, attention_dropout=0.3, drop_path=0.3))
+        torch.manual_seed(1)
+        run(trainer(*callbacks, epochs=3).fit, model, batches(4, 4), batches(4))
+        return {**model.state_dict(), "random": torch.get_rng_state()}
+
+    with_pictures = trained(callback(tmp_path, pictures := Pictures()))
+    assert len(pictures.shown) == 3
+    without = trained()
+    assert all(torch.equal(with_pictures[name], without[name]) for name in without)
+
+
+def test_only_the_first_process_looks(tmp_path):
+    maps = callback(tmp_path, Pictures())
+    other = SimpleNamespace(
+        is_global_zero=False, sanity_checking=False, current_epoch=0, num_val_batches=[1]
+    )
+    maps.on_validation_batch_end(other, SimpleNamespace(), None, (picture()[None], None, None), 0)
+    assert not (tmp_path / "attention").exists()
+
+
+def test_half_precision_is_looked_at_as_it_computes(tmp_path):
+    pictures = Pictures()
+    run(
+        trainer(callback(tmp_path, pictures), precision="bf16-mixed").test,
+        Teaching(build(backend="eager")),
+        batches(3),
+    )
+    assert len(pictures.shown) == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, None])
+@pytest.mark.parametrize("key", ["images", "every_n_epochs"])
+def test_numbers_that_cannot_be_are_refused_in_a_line(tmp_path, key, value):
+    with pytest.raises(ValueError, match=rf"^attention maps cannot be drawn with {key}={value}; "):
+        callback(tmp_path, Pictures(), **{key: value})
+
+
+def test_a_model_of_another_kind_is_refused_before_it_trains(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^attention maps are drawn of vit models and this is Flat"
+    ):
+        run(
+            trainer(callback(tmp_path, Pictures())).fit,
+            Teaching(nn.Flatten()),
+            batches(2),
+            batches(2),
+        )
+
+
+def test_sharded_weights_are_refused():
+    with pytest.raises(ValueError, match=r"^attention maps need whole weights and FSDPStrategy"):
+        check(build(), SimpleNamespace(strategy=FSDPStrategy()))
