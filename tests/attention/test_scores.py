@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, backends
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend
 
+from .cases import ON_CPU
 from .oracle import assert_near, attention
 
-each_backend = pytest.mark.parametrize("backend", backends.names())
+each_backend = pytest.mark.parametrize("backend", ON_CPU)
 
 
 def with_gradients(backend, q, k, v, **given):
@@ -49,17 +50,7 @@ def test_large_scores_overflow_to_no_nan_in_any_dtype(backend, dtype, sign):
         assert torch.isfinite(tensor).all()
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(
-            name, marks=pytest.mark.xfail(reason="eager rounds scores to the input's dtype")
-        )
-        if name == "eager"
-        else name
-        for name in backends.names()
-    ],
-)
+@each_backend
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_halves_lose_no_accuracy_on_very_negative_scores(backend, dtype):
     torch.manual_seed(0)

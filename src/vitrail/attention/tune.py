@@ -151,10 +151,11 @@ def _digest(request: Request, names: Collection[str]) -> str:
 def _recall(store: Path, names: Collection[str]) -> dict[str, float] | None:
     """Times of exactly these backends, or None where there are none to be read."""
     try:
-        times = json.loads(store.read_text())["seconds"]
-    except (OSError, ValueError, KeyError):
+        told = json.loads(store.read_text())
+    except (OSError, ValueError):
         return None
-    return times if set(times) == set(names) else None
+    times = told.get("seconds") if isinstance(told, dict) else None
+    return times if times is not None and set(times) == set(names) else None
 
 
 def _keep(store: Path, times: Mapping[str, float], request: Request) -> None:

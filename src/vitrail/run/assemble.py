@@ -95,6 +95,7 @@ class Plan:
         refused at once. layers: each attention layer by name; empty for a model that is not ours,
         whose attention is its own.
         """
+        read_switches(config)
         check_seed(config.seed)
         seed_everything(config.seed, workers=True, verbose=False)
         device = device_of(config.trainer.accelerator)
@@ -132,6 +133,17 @@ class Plan:
                 f"backend={name} has no use, because {type(self.outline).__name__} brings its own "
                 "attention; leave it out, or use a vit model"
             )
+
+
+def read_switches(config: DictConfig) -> None:
+    """Make a truth value of `gate=off` and its like; ValueError for what is none."""
+    words = {"on": True, "yes": True, "off": False, "no": False}
+    for key in ("gate", "deterministic", "compile"):
+        value = config.get(key)
+        if isinstance(value, str) and value in words:
+            config[key] = words[value]
+        elif value is not None and not isinstance(value, bool):
+            raise ValueError(f"{key}={value} is no switch; use {key}=true or {key}=false")
 
 
 def check_seed(seed: int | None) -> None:

@@ -20,6 +20,7 @@ from vitrail.run.assemble import (
     build_trainer,
     settled,
 )
+from vitrail.run.backend_table import ASK, show_backends
 from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.figures import measure, publish
 from vitrail.run.layers import equip
@@ -58,6 +59,9 @@ def train(
         resumed = checkpoint.read(config.ckpt_path)
         config = resumed.continued(config, overrides, choices)
         saved = None if named else resumed.description["backends"]
+    if config.backend == ASK:
+        show_backends(config)
+        return
     plan = Plan.of(config, training=True, saved=saved)
     if named:
         plan.check_backend(config.backend)

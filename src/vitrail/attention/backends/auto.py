@@ -4,15 +4,16 @@ from functools import cache
 
 import torch
 
-from vitrail.attention.backends import Backend, Kernels, Refused, Request, load
+from vitrail.attention.backends import Backend, Kernels, Request, load
 from vitrail.attention.tune import Choice, candidates, choose
 
 
 class Auto(Backend):
-    """Chooses anew for each distinct request, in a moment when nothing is compiled.
+    """Chooses for each distinct request.
 
     A run chooses before it begins and puts the chosen backends in the layers; called directly, as
-    in a notebook, the first call of a shape takes about half a second longer.
+    in a notebook, the first call of a shape takes about half a second longer. A graph of
+    torch.compile breaks here, because it could not be measured in.
     """
 
     name = "auto"
@@ -21,6 +22,7 @@ class Auto(Backend):
         """What serves the request, and why."""
         return _choice(request)
 
+    @torch.compiler.disable
     def refuse(self, request: Request) -> list[str]:
         able, _ = candidates(request, deterministic=False, without={})
         return [] if able else ["find a backend for this call"]
@@ -28,12 +30,8 @@ class Auto(Backend):
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
         return load(self.choice(request).name).kernels(request, compiled=compiled)
 
+    @torch.compiler.disable
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
-        if torch.compiler.is_compiling():
-            raise Refused(
-                "backend=auto cannot measure inside a compiled graph; name a backend, or choose "
-                "one first: layer.backend = load(AUTO.choice(request).name)"
-            )
         request = Request.of(q, k, v, mask, bias, dropout_p)
         chosen = load(self.choice(request).name)
         return chosen(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
@@ -44,4 +42,4 @@ def _choice(request: Request) -> Choice:
     return choose(request)
 
 
-BACKEND = AUTO = Auto()
+BACKEND = Auto()
