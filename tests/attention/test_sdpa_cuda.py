@@ -99,7 +99,7 @@ def test_a_kernel_takes_what_torchs_source_says_it_takes(name, request_):
         (
             "sdpa_flash",
             changed(width=256, dropout=0.1, compute=(12, 0)),
-            r"head width 256 and with dropout on compute capability 12\.0",
+            r"head width 256 with dropout on compute capability 12\.0",
         ),
     ],
 )

@@ -32,12 +32,12 @@ class SdpaFlash(Sdpa):
 
     def refuse(self, request: Request) -> list[str]:
         lacks = super().refuse(request)
-        trains = 224 < request.width <= 256 and not request.dropout
-        if request.backward and on_consumer_gpu(request) and request.width > 192 and not trains:
-            dropping = " and with dropout" if request.dropout else ""
+        compute, width = request.compute, request.width
+        trained = width <= 192 or (width > 224 and not request.dropout)
+        if compute and on_consumer_gpu(compute) and request.backward and not trained:
             lacks.append(
                 "compute gradients at head width {}{} on compute capability {}.{}".format(
-                    request.width, dropping, *request.compute
+                    width, " with dropout" if request.dropout else "", *compute
                 )
             )
         return lacks
@@ -66,11 +66,9 @@ class SdpaFlash(Sdpa):
         return out[..., :width]
 
 
-def on_consumer_gpu(request: Request) -> bool:
-    """Whether it is one of those with little shared memory: sm86 to sm89, sm120 and sm121."""
-    return request.compute is not None and (
-        (8, 6) <= request.compute <= (8, 9) or (12, 0) <= request.compute <= (12, 1)
-    )
+def on_consumer_gpu(compute: tuple[int, int]) -> bool:
+    """Whether it has little shared memory: sm86 to sm89, sm120 and sm121."""
+    return (8, 6) <= compute <= (8, 9) or (12, 0) <= compute <= (12, 1)
 
 
 BACKEND = SdpaFlash()
