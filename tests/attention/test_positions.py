@@ -9,6 +9,8 @@ import torch
 from vitrail.attention import Grid, MultiHeadAttention2d, positions
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.none import NoPosition
+from vitrail.attention.positions.rope import RopeMixed
+from vitrail.model import ViT
 
 DIM, HEADS = 24, 3
 FILES = sorted(module.name for module in pkgutil.iter_modules(positions.__path__))
@@ -131,6 +133,15 @@ def test_every_layer_learns_tables_of_its_own(recipe):
     for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
         assert ours is not theirs
         assert not torch.equal(ours, theirs) or not ours.any()  # drawn anew, or zeros
+
+
+def test_every_block_of_a_vit_turns_by_directions_of_its_own():
+    sizes = {"image_size": 16, "patch_size": 8, "dim": DIM, "depth": 3, "heads": HEADS}
+    model = ViT(**sizes, num_classes=5, position=RopeMixed())
+    directions = {name: p for name, p in model.named_parameters() if "position" in name}
+    assert list(directions) == [f"blocks.{i}.attn.position.frequencies" for i in range(3)]
+    assert len({tuple(p.flatten().tolist()) for p in directions.values()}) == 3
+    assert directions.keys() <= model.no_weight_decay()
 
 
 @each_recipe

@@ -240,7 +240,7 @@ def _cells(one: Look) -> Iterator[Tensor]:
         heat = F.interpolate(heat[None, None], size=size, mode="bilinear")[0, 0]
         share = heat / heat.max().clamp(min=torch.finfo(heat.dtype).tiny)
         colours = torch.from_numpy(colormaps["inferno"](share.numpy())[..., :3])
-        yield 0.4 * grey + 0.6 * colours
+        yield 0.3 * grey + 0.7 * colours
 
 
 def _evenly(names: list[str]) -> list[str]:
