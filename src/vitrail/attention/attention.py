@@ -129,9 +129,9 @@ class MultiHeadAttention2d(nn.Module):
         """
         whole, tile_bias = self._project(x, grid, padding, mask, bias)
         # Weights are what comes of v = identity, which a pattern splits and joins like any other v.
-        v = torch.eye(grid.tokens, device=x.device).expand(*whole.v.shape[:2], -1, -1)
-        calls = self.pattern.split(replace(whole, v=v), tile_bias, grid)
-        return self.pattern.join([self._weights(call) for call in calls], grid)
+        whole = replace(whole, v=torch.eye(grid.tokens, device=x.device).expand(len(x), 1, -1, -1))
+        calls = self.pattern.split(whole, tile_bias, grid)
+        return self.pattern.join([self._weights(call, whole.v) for call in calls], grid)
 
     def _project(self, x, grid, padding, mask, bias) -> tuple[Call, Tensor | None]:
         """The whole call before a pattern splits it, and the bias of each tile."""
@@ -157,12 +157,13 @@ class MultiHeadAttention2d(nn.Module):
             backend=self.backend,
         )
 
-    def _weights(self, call: Call) -> Tensor:
+    def _weights(self, call: Call, identity: Tensor) -> Tensor:
         with backends.without_autocast(call.q.device.type):
             weights = attention_weights(
                 call.q, call.k, mask=call.mask, bias=call.bias, scale=self.scale
             )
-            return weights @ call.v.to(weights.dtype)
+            # A call that was not split has its weights already, and N³ operations to save.
+            return weights if call.v is identity else weights @ call.v.to(weights.dtype)
 
     def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:
         batch, tokens, _ = x.shape
