@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("model.dim=16", "model.depth=1", "model.heads=2", "trainer=cpu")
+SMALL = ("model.dim=16", "model.depth=1", "model.heads=2", "trainer=cpu", "backend=eager")
 SIGNED = re.compile(
     r"^(?P<split>\w+) accuracy (?P<acc>[\d.]+).*, loss (?P<loss>[\d.]+), (?P<count>[\d,]+) images$",
     re.MULTILINE,

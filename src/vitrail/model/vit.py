@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.attention import Grid, MultiHeadAttention2d
 from vitrail.attention.patterns import Pattern
@@ -55,6 +56,7 @@ class ViT(nn.Module):
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         drop_path: float = 0.0,
+        grad_checkpointing: bool = False,
         pretrained: str | None = None,
     ):
         super().__init__()
@@ -65,7 +67,7 @@ class ViT(nn.Module):
             raise ValueError(
                 "pool=token reads the class token and class_token=false; use pool=avg or pool=map"
             )
-        self.dim = dim
+        self.dim, self.grad_checkpointing = dim, grad_checkpointing
         self.grid = patch_grid(
             pair(image_size), pair(patch_size), prefix=int(class_token) + registers
         )
@@ -122,7 +124,10 @@ class ViT(nn.Module):
             padding = real_patches(padding, self.patch_embed.patch_size)
         x = self.tokens(images, grid)
         for block in self.blocks:
-            x = block(x, grid, padding)
+            if self.grad_checkpointing and self.training:
+                x = checkpoint(block, x, grid, padding, use_reentrant=False)
+            else:
+                x = block(x, grid, padding)
         return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, padding)))
 
     def tokens(self, images: Tensor, grid: Grid) -> Tensor:
