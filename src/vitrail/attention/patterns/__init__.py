@@ -1,12 +1,16 @@
 """Rules of who sees whom on the grid, one file each, and how a rule is computed by smaller calls.
 
 A pattern is a frozen recipe. Its predicate `sees` serves the dense mask, a kernel that takes
-predicates, and the picture. Where the map falls into groups that see only themselves, `split` makes
-one call of them all, so that cost grows with N and not with N². Prefix tokens (class, registers)
-see and are seen by everyone.
+predicates, and the picture. Where the map falls into groups, `split` makes one call of them all, so
+that cost grows with N and not with N². Prefix tokens (class, registers) see and are seen by
+everyone.
 """
 
+import importlib
+import pkgutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import torch
 from torch import Tensor
@@ -31,8 +35,16 @@ class Call:
 class Pattern:
     """The contract; each default is that of a rule which is not regrouped."""
 
+    @classmethod
+    def examples(cls) -> list["Pattern"]:
+        """Settings that differ in kind: those that pictures show and tests run over."""
+        return [cls()]
+
     def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
-        """Bool, True = may be seen, for tokens on the map by row and column."""
+        """Bool, True = may be seen, for tokens on the map by row and column.
+
+        Made of elementwise operations on int tensors, so that a kernel can compile it.
+        """
         raise NotImplementedError
 
     def tile(self, grid: Grid) -> Grid:
@@ -64,6 +76,105 @@ class Pattern:
         return outs[0]
 
 
+class Regrouped(Pattern):
+    """A rule whose map falls into groups of n queries that see at most the same m keys of the map.
+
+    All groups are one call: a group is a sample of its batch, its keys are the prefix and then its
+    own. Prefix tokens, which see everyone, are queries of a second call.
+    """
+
+    exact: bool  # every query sees every key of its group; otherwise `sees` says which
+
+    def queries(self, x: Tensor, grid: Grid) -> Tensor:
+        """Tokens of the map (B, h, area, d) -> (B, groups, h, n, d), 0 beyond the map's edge."""
+        raise NotImplementedError
+
+    def keys(self, x: Tensor, grid: Grid) -> Tensor:
+        """Tokens of the map (B, h, area, d) -> (B, groups, h, m, d), 0 beyond the map's edge."""
+        raise NotImplementedError
+
+    def ungrouped(self, x: Tensor, grid: Grid) -> Tensor:
+        """The inverse of `queries`, (B * groups, h, n, d) -> (B, h, area, d)."""
+        raise NotImplementedError
+
+    def overhangs(self, grid: Grid) -> bool:
+        """Whether some keys of some group lie beyond the map's edge."""
+        raise NotImplementedError
+
+    def split(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> list[Call]:
+        groups = self._groups(whole, tile_bias, grid)
+        return [groups] if grid.prefix == 0 else [groups, self._prefix(whole, tile_bias, grid)]
+
+    def join(self, outs: list[Tensor], grid: Grid) -> Tensor:
+        groups, *prefix = outs
+        return torch.cat([*prefix, self.ungrouped(groups, grid)], dim=2)
+
+    def _groups(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> Call:
+        if self.tile(grid) == grid:  # it tells of all pairs, as the bias of a call does
+            bias = self._among(added(whole.bias, tile_bias), whole, grid)
+        else:
+            shared = None if tile_bias is None else tile_bias[:, :, grid.prefix :]
+            bias = added(self._among(whole.bias, whole, grid), shared)
+        return Call(
+            q=self.queries(whole.q[:, :, grid.prefix :], grid).flatten(0, 1),
+            k=self._seen(whole.k, grid),
+            v=self._seen(whole.v, grid),
+            mask=Mask(padding=self._padding(whole, grid), allowed=self._allowed(whole, grid)),
+            bias=bias,
+        )
+
+    def _prefix(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> Call:
+        """The prefix tokens look at everyone, each at its place in its own tile."""
+        prefix, allowed, bias = grid.prefix, whole.mask.allowed, whole.bias
+        if tile_bias is not None:
+            row, col = self.places(grid, tile_bias.device)
+            own = torch.arange(prefix, device=tile_bias.device)
+            keys = torch.cat([own, prefix + row * self.tile(grid).cols + col])  # (N,)
+            tile_bias = tile_bias[:, :, :prefix, keys]
+        allowed = None if allowed is None else allowed[:, :, :prefix]
+        return Call(
+            q=whole.q[:, :, :prefix],
+            k=whole.k,
+            v=whole.v,
+            mask=replace(whole.mask, allowed=allowed),
+            bias=added(None if bias is None else bias[:, :, :prefix], tile_bias),
+        )
+
+    def _seen(self, x: Tensor, grid: Grid) -> Tensor:
+        """What each group sees, (B, h, N, d) -> (B * groups, h, prefix + m, d)."""
+        keys = self.keys(x[:, :, grid.prefix :], grid)
+        prefix = x[:, None, :, : grid.prefix].expand(-1, keys.shape[1], -1, -1, -1)
+        return torch.cat([prefix, keys], dim=3).flatten(0, 1)
+
+    def _padding(self, whole: Call, grid: Grid) -> Tensor | None:
+        real = whole.mask.padding
+        if real is None and self.overhangs(grid):
+            real = torch.ones(len(whole.q), grid.tokens, dtype=torch.bool, device=whole.q.device)
+        return None if real is None else self._seen(real[:, None, :, None], grid)[:, 0, :, 0]
+
+    def _allowed(self, whole: Call, grid: Grid) -> Tensor | None:
+        allowed = self._among(whole.mask.allowed, whole, grid)
+        if self.exact:
+            return allowed
+        sees = Placed(self, grid).sees(*self._pairs(grid, whole.q.device))  # (groups, n, m)
+        sees = sees.expand(len(whole.q), 1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
+        return sees if allowed is None else sees & allowed
+
+    def _among(self, dense: Tensor | None, whole: Call, grid: Grid) -> Tensor | None:
+        """(1|B, 1|h, N, N) inside each group, (B * groups, 1|h, n, prefix + m)."""
+        if dense is None:
+            return None
+        queries, keys = self._pairs(grid, dense.device)
+        inside = dense[:, :, queries, keys]  # (1|B, 1|h, groups, n, prefix + m)
+        return inside.expand(len(whole.q), -1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
+
+    def _pairs(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Indices of the tokens of each group, (groups, n, 1) and (groups, 1, prefix + m)."""
+        tokens = torch.arange(grid.tokens, device=device)[None, None, :, None]
+        queries = self.queries(tokens[:, :, grid.prefix :], grid)[0, :, 0]
+        return queries, self._seen(tokens, grid)[:, 0].transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class Placed:
     """A pattern on one grid: the rule on token indices that `Mask` takes."""
@@ -74,13 +185,41 @@ class Placed:
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Bool for int token indices that broadcast; prefix tokens see and are seen by all."""
         prefix = self.grid.prefix
-        places = [_place(index - prefix, self.grid.cols) for index in (query, key)]
+        places = [_place(token - prefix, self.grid.cols) for token in (query, key)]
         return (query < prefix) | (key < prefix) | self.pattern.sees(*places, self.grid)
 
     def visible(self, device: torch.device) -> Tensor:
         """(1, 1, N, N) bool."""
-        index = torch.arange(self.grid.tokens, device=device)
-        return self.sees(index[:, None], index[None, :])[None, None]
+        tokens = torch.arange(self.grid.tokens, device=device)
+        return self.sees(tokens[:, None], tokens[None, :])[None, None]
+
+
+def names() -> list[str]:
+    """Every pattern, by the listing of this folder."""
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in modules if name != "__main__")
+
+
+def load(name: str) -> type[Pattern]:
+    """The pattern that a file of this folder holds."""
+    module = importlib.import_module(f"{__name__}.{name}")
+    (pattern,) = (
+        member
+        for key, member in vars(module).items()
+        if isinstance(member, type)
+        and issubclass(member, Pattern)
+        and member.__module__ == module.__name__
+        and not key.startswith("_")
+    )
+    return pattern
+
+
+def settled(grid: Grid) -> Grid:
+    """The same grid with its sizes as plain numbers, of which a compiled graph knows one each.
+
+    Were they open, torch.compile would reason for half a minute a layer about how groups fit.
+    """
+    return Grid(index(grid.rows), index(grid.cols), index(grid.prefix))
 
 
 def added(bias: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -88,5 +227,16 @@ def added(bias: Tensor | None, other: Tensor | None) -> Tensor | None:
     return bias if other is None else other if bias is None else bias + other
 
 
-def _place(index: Tensor, cols: int) -> Places:
-    return index // cols, index % cols
+def by_axis(key: str, value: int | Sequence[int], *, least: int) -> tuple[int, int]:
+    """One number for both axes, or (rows, cols), as a pair; ValueError for any below `least`."""
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
+        raise ValueError(
+            f"{key}={value} must be whole numbers from {least} on: one for both axes, or rows "
+            "and columns"
+        )
+    return pair
+
+
+def _place(token: Tensor, cols: int) -> Places:
+    return token // cols, token % cols

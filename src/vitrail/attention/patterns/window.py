@@ -1,0 +1,115 @@
+"""Windows: the map is cut into rectangles, and a token sees its own (Swin, Liu et al. 2021)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.attention.grid import Grid
+from vitrail.attention.patterns import Places, Regrouped, by_axis, settled
+
+
+@dataclass(frozen=True)
+class Window(Regrouped):
+    """Windows of `size` tokens, cut `shift` tokens further down and right; each an int or (r, c).
+
+    The token at row r lies in window floor((r - shift) / size), columns alike, and windows at the
+    map's edges may be cut off. This equals Swin's cyclic roll with -inf between regions that the
+    roll alone brought together, for maps that the size divides; others are as if they had first
+    been padded with masked tokens. Along an axis that one window covers there is no shift, as in
+    torchvision and timm.
+    """
+
+    size: int | tuple[int, int] = 4
+    shift: int | tuple[int, int] = 0
+
+    exact = True
+
+    def __post_init__(self):
+        size = by_axis("size", self.size, least=1)
+        shift = by_axis("shift", self.shift, least=0)
+        if shift[0] >= size[0] or shift[1] >= size[1]:
+            raise ValueError(
+                f"shift={self.shift} moves windows of size={self.size} by one or more of them; "
+                "use a smaller shift, such as half the size"
+            )
+        object.__setattr__(self, "size", size)  # lists from a config become hashable
+        object.__setattr__(self, "shift", shift)
+
+    @classmethod
+    def examples(cls) -> list["Window"]:
+        return [cls(3), cls(3, shift=1), cls((2, 4), shift=(1, 3))]
+
+    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+        rows, cols = self._cuts(grid)
+        return (rows.piece(query[0]) == rows.piece(key[0])) & (
+            cols.piece(query[1]) == cols.piece(key[1])
+        )
+
+    def tile(self, grid: Grid) -> Grid:
+        rows, cols = self._cuts(grid)
+        return Grid(rows.size, cols.size, grid.prefix)
+
+    def places(self, grid: Grid, device: torch.device) -> Places:
+        rows, cols = self._cuts(grid)
+        row, col = grid.coordinates(device)
+        return (row + rows.before) % rows.size, (col + cols.before) % cols.size
+
+    def queries(self, x: Tensor, grid: Grid) -> Tensor:
+        rows, cols = self._cuts(grid)
+        x = x.unflatten(2, (grid.rows, grid.cols))
+        if self.overhangs(grid):
+            x = F.pad(x, (0, 0, cols.before, cols.after, rows.before, rows.after))
+        x = x.unflatten(3, (cols.pieces, cols.size)).unflatten(2, (rows.pieces, rows.size))
+        x = x.permute(0, 2, 4, 1, 3, 5, 6)  # (B, windows down, windows across, h, rows, cols, d)
+        return x.flatten(4, 5).flatten(1, 2)
+
+    def keys(self, x: Tensor, grid: Grid) -> Tensor:
+        return self.queries(x, grid)
+
+    def ungrouped(self, x: Tensor, grid: Grid) -> Tensor:
+        rows, cols = self._cuts(grid)
+        x = x.unflatten(2, (rows.size, cols.size)).unflatten(0, (-1, rows.pieces, cols.pieces))
+        x = x.permute(0, 3, 1, 4, 2, 5, 6)  # (B, h, windows down, rows, windows across, cols, d)
+        x = x.flatten(4, 5).flatten(2, 3)
+        x = x[:, :, rows.before :, cols.before :][:, :, : grid.rows, : grid.cols]
+        return x.flatten(2, 3)
+
+    def overhangs(self, grid: Grid) -> bool:
+        return any(cut.before or cut.after for cut in self._cuts(grid))
+
+    def _cuts(self, grid: Grid) -> tuple["_Cut", "_Cut"]:
+        grid = settled(grid)
+        (rows, cols), (down, right) = self.size, self.shift
+        return (
+            _Cut(grid.rows, rows, down) if rows < grid.rows else _Cut(grid.rows, grid.rows, 0),
+            _Cut(grid.cols, cols, right) if cols < grid.cols else _Cut(grid.cols, grid.cols, 0),
+        )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One axis of a map, cut into pieces of one size of which those at the ends may hang over."""
+
+    length: int
+    size: int
+    shift: int
+
+    def piece(self, index: Tensor) -> Tensor:
+        """The number of the piece that a token lies in."""
+        return (index + self.before) // self.size
+
+    @property
+    def before(self) -> int:
+        """Tokens by which the first piece hangs over."""
+        return -self.shift % self.size
+
+    @property
+    def after(self) -> int:
+        """Tokens by which the last piece hangs over."""
+        return self.pieces * self.size - self.length - self.before
+
+    @property
+    def pieces(self) -> int:
+        return -(-(self.before + self.length) // self.size)
