@@ -12,6 +12,7 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Request
 from vitrail.attention.sample import Sample
 from vitrail.attention.stopwatch import Times, interleave
+from vitrail.attention.tune import choose
 from vitrail.bench.results import show, write
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -66,7 +67,10 @@ class AttentionBench:
     def measure(
         self, shape: tuple[int, int, int, int], dtype: str, mask: str
     ) -> list[dict[str, Any]]:
-        """One row a backend: the fastest forward+backward first, refused ones last."""
+        """One row a backend: the fastest forward+backward first, refused ones last.
+
+        auto: whether `backend=auto` chooses it.
+        """
         batch, heads, tokens, width = shape
         request = Request(
             device=self.device,
@@ -81,11 +85,11 @@ class AttentionBench:
         able = {}
         refused = {}
         for name in self.backends or backends.names():
-            backend = backends.load(name)
-            if lacks := backend.refuse(request):
+            if lacks := backends.lacks(name, request):
                 refused[name] = f"cannot {' or '.join(lacks)}"
             else:
-                able[name] = backend
+                able[name] = backends.load(name)
+        chosen = choose(request).name
         trained, frozen = Sample.of(request), Sample.of(replace(request, backward=False))
         both = self._time({name: _step(trained, one) for name, one in able.items()})
         alone = self._time({name: _forward(frozen, one) for name, one in able.items()})
@@ -93,8 +97,11 @@ class AttentionBench:
         cell |= {"dtype": dtype, "mask": mask, "device": self.device}
         order = sorted(able, key=lambda name: both[name].median)
         return [
-            *({"backend": n, **cell, **_figures(alone[n], both[n]), "refused": ""} for n in order),
-            *({"backend": n, **cell, **_BLANK, "refused": why} for n, why in refused.items()),
+            {"backend": name, **cell, **figures, "auto": name == chosen, "refused": why}
+            for name, figures, why in (
+                *((name, _figures(alone[name], both[name]), "") for name in order),
+                *((name, _BLANK, why) for name, why in refused.items()),
+            )
         ]
 
     def _time(self, functions: dict[str, Callable[[], object]]) -> dict[str, Times]:

@@ -14,20 +14,23 @@ from vitrail.tracking.environment import describe
 
 
 def show(rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Print what differs between the rows; a refused one shows its reason instead of figures."""
+    """Print what differs between the rows, and below them the reasons of the refused ones."""
     table = Table(title=title, title_justify="left")
-    for heading in ("backend", "forward ms", "forward+backward ms", "10-90 %", "of the fastest"):
+    for heading in ("backend", "forward ms", "forward+backward ms", "10-90 %", "ratio", "auto"):
         table.add_column(heading, justify="left" if heading == "backend" else "right")
     best = rows[0]["forward_backward_ms"]
     for row in rows:
         if row["refused"]:
-            table.add_row(row["backend"], row["refused"])
             continue
         whole = row["forward_backward_ms"]
         band = f"{row['forward_backward_ms_p10']:.2f}-{row['forward_backward_ms_p90']:.2f}"
         times = (f"{row['forward_ms']:.2f}", f"{whole:.2f}", band, f"{whole / best:.2f}x")
-        table.add_row(row["backend"], *times)
-    Console().print(table)
+        table.add_row(row["backend"], *times, "chosen" * row["auto"])
+    console = Console()
+    console.print(table)
+    for row in rows:
+        if row["refused"]:
+            console.print(f"{row['backend']} {row['refused']}", markup=False)
 
 
 def write(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from vitrail.attention import backends
@@ -33,7 +34,7 @@ def show_backends(config: DictConfig) -> None:
     for name in backends.names():
         lacks = against(name, requests)
         remark = f"cannot {' or '.join(lacks)}" if lacks else _remark(name, first)
-        table.add_row(name, "no" if lacks else "yes", remark)
+        table.add_row(name, "no" if lacks else "yes", escape(remark))
     console.print(table)
 
 
