@@ -284,11 +284,12 @@ class Varlen(torch.autograd.Function):
 
 
 def samples(q: Tensor, k: Tensor, v: Tensor, begins_q: list[int], begins_k: list[int]):
-    """Each sample's place in q, k and v, with what is there."""
+    """The place of each sample that has keys in q, k and v, with what is there."""
     for number in range(len(begins_q) - 1):
         at_q = slice(begins_q[number], begins_q[number + 1])
         at_k = slice(begins_k[number], begins_k[number + 1])
-        yield (at_q, q[at_q]), (at_k, k[at_k]), (at_k, v[at_k])
+        if begins_k[number + 1] > begins_k[number]:
+            yield (at_q, q[at_q]), (at_k, k[at_k]), (at_k, v[at_k])
 
 
 def single(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

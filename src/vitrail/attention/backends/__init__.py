@@ -163,7 +163,7 @@ class Backend:
     """
 
     name: str
-    capabilities: Mapping[str, Capability]
+    capabilities: Mapping[str, Capability] = {}  # by device type
     keeps_scores: bool = False
     by_name_only: str | None = None
 
