@@ -56,10 +56,12 @@ def attend_packed(
 
     request = replace(request, batch=len(cu_seqlens) - 1, queries=max_seqlen, keys=max_seqlen)
     width = v.shape[-1]
+    if width < q.shape[-1]:  # padding by nothing would copy
+        v = F.pad(v, (0, q.shape[-1] - width))
     out = backends.resolve(request, kernel).packed(
         q,
         k,
-        F.pad(v, (0, q.shape[-1] - width)),
+        v,
         cu_seqlens=cu_seqlens.to(q.device, torch.int32).contiguous(),
         max_seqlen=max_seqlen,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,

@@ -49,7 +49,8 @@ class SdpaFlash(Sdpa):
     def packed(self, q, k, v, *, cu_seqlens, max_seqlen, scale, dropout_p):
         # Not torch.nn.attention.varlen: on Hopper and Blackwell that one may pick cuDNN.
         width = q.shape[-1]
-        q, k, v = (F.pad(tensor, (0, -width % 8)) for tensor in (q, k, v))
+        if width % 8:
+            q, k, v = (F.pad(tensor, (0, -width % 8)) for tensor in (q, k, v))
         out, *_ = torch.ops.aten._flash_attention_forward(
             q,
             k,
