@@ -3,9 +3,12 @@
 Its kernels are stand-ins with the published signatures; test_gpu.py asks the real ones.
 """
 
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -252,6 +255,13 @@ def test_the_name_of_an_autograd_function_is_what_a_profiler_sees_of_it():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         FlashAttnFunc.apply(torch.ones(2))
     assert "FlashAttnFunc" in {event.key for event in profiler.key_averages()}
+
+
+def test_the_extra_that_a_refusal_names_exists():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    (extra,) = re.findall(r"vitrail\[(\w+)\]", flash_attn.ABSENT)
+    assert any(needed.startswith("flash-attn") for needed in extras[extra])
 
 
 def test_on_a_cpu_it_is_refused_for_real_and_nothing_is_imported():
