@@ -34,7 +34,7 @@ test-all: $(READY) ## every test that this machine can run
 
 gpu-check: $(READY) ## on a machine with a GPU: the tests that need one, then the bench
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python bench.py $(ARGS)
+	$(BIN)/python bench.py bench.device=cuda "bench.dtypes=[bfloat16]" bench.rounds=5 $(ARGS)
 
 lint: $(READY) ## ruff's rules and ruff's format
 	$(BIN)/ruff check .

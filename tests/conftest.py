@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 REAL_DATA = "VITRAIL_TEST_DATA"
-OF_THE_PERSON = ("VITRAIL_DATA", "HYDRA_FULL_ERROR", "LOCAL_RANK", "RANK", "WORLD_SIZE")
+OF_THE_PERSON = (
+    "VITRAIL_DATA",
+    "VITRAIL_FLASH_ATTN",
+    "HYDRA_FULL_ERROR",
+    "LOCAL_RANK",
+    "RANK",
+    "WORLD_SIZE",
+)
 
 
 def pytest_configure() -> None:

@@ -8,11 +8,13 @@ from torch import Tensor
 from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import Request
 from vitrail.attention.mask import attention_bias, attention_mask, token_padding
+from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns.raster import Raster
 
 BATCH, HEADS, WIDTH = 2, 3, 8
 
-# 1, 15, 64, 65 and 192 tokens on the map; with prefix tokens also 65 (8x8 + 1) and 197 (12x16 + 5).
-SHAPES = ((1, 1), (3, 5), (8, 8), (5, 13), (12, 16))
+# 1, 15, 64, 65, 126 and 192 tokens on the map, with prefix tokens also 65 (8x8 + 1) and 197.
+SHAPES = ((1, 1), (3, 5), (8, 8), (5, 13), (14, 9), (12, 16))
 PREFIXES = (0, 1, 5)
 
 # The backends that can train on a CPU. The others are held to their refusals there, and to the same
@@ -22,13 +24,17 @@ ON_CPU = backends.permitted(Request("cpu", torch.float32, BATCH, HEADS, 15, 15, 
 
 @dataclass(frozen=True)
 class Kind:
-    """Which masks a call is given; `mask` and `bias` are the axes that they have before (N, N)."""
+    """Which masks a call is given; `mask` and `bias` are the axes that they have before (N, N).
+
+    rule: whether a pattern hides the tokens behind a query in reading order.
+    """
 
     padded: bool = False
     mask: tuple[int, ...] | None = None
     bias: tuple[int, ...] | None = None
     cut: bool = False
     learned: bool = False
+    rule: bool = False
 
 
 KINDS = {
@@ -37,12 +43,16 @@ KINDS = {
     "mask NxN": Kind(mask=()),
     "mask Bx1xNxN": Kind(mask=(BATCH, 1)),
     "mask BxhxNxN": Kind(mask=(BATCH, HEADS)),
+    "pattern": Kind(rule=True),
+    "padding and pattern": Kind(padded=True, rule=True),
     "bias": Kind(bias=(1, HEADS)),
     "bias with -inf": Kind(bias=(BATCH, 1), cut=True),
     "learned bias": Kind(bias=(1, HEADS), learned=True),
     "padding, mask and bias": Kind(padded=True, mask=(BATCH, HEADS), bias=(), cut=True),
     "padding and learned bias": Kind(padded=True, bias=(1, HEADS), learned=True),
-    "all of them, learned": Kind(True, (BATCH, HEADS), (BATCH, HEADS), cut=True, learned=True),
+    "all of them, learned": Kind(
+        True, (BATCH, HEADS), (BATCH, HEADS), cut=True, learned=True, rule=True
+    ),
 }
 
 
@@ -60,6 +70,7 @@ def mask_and_bias(kind: Kind, grid: Grid, dtype: torch.dtype) -> tuple[Mask, Ten
         Mask(
             padding=token_padding(padding, grid, BATCH),
             allowed=attention_mask(mask, BATCH, HEADS, tokens),
+            pattern=Placed(Raster(), grid) if kind.rule else None,
         ),
         attention_bias(bias, BATCH, HEADS, tokens),
     )

@@ -11,7 +11,6 @@ from vitrail.tracking.environment import describe
 from vitrail.tracking.kernel_watch import SeenKernels
 from vitrail.tracking.receipt import LayerReceipt, Receipt
 
-
 ASKED = Request("cpu", torch.bfloat16, batch=8, heads=3, queries=65, keys=65, width=64)
 PATTERN = Placed(Full(), Grid(8, 8, 1))
 

@@ -51,7 +51,8 @@ def attend(
             "4 axes (1|B, 1|h, N, N), and what hides keys goes into mask="
         )
     width = v.shape[-1]
-    v = F.pad(v, (0, q.shape[-1] - width))  # fused kernels take one width for all three
+    if width < q.shape[-1]:  # fused kernels take one width for all three
+        v = F.pad(v, (0, q.shape[-1] - width))
     kernel = backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = kernel(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)

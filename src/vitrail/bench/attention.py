@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitrail.attention import backends
-from vitrail.attention.backends import Request
+from vitrail.attention.backends import Request, compute_capability
 from vitrail.attention.sample import Sample
 from vitrail.attention.stopwatch import Times, interleave
 from vitrail.attention.tune import choose
@@ -81,6 +81,7 @@ class AttentionBench:
             keys=tokens,
             width=width,
             masks=MASKS[mask],
+            compute=compute_capability(torch.device(self.device)),
         )
         able = {}
         refused = {}

@@ -13,6 +13,7 @@ from vitrail.run.layers import equip
 from vitrail.run.next_command import pasteable, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.summary import attention_line, data_line
+from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers
 from vitrail.tracking.summary import show
 from vitrail.training.progress import Progress
@@ -68,17 +69,29 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
             }
         )
 
+    loggers = Loggers([], run_id=None)
+    pictures = [] if config.maps is None else [
+        AttentionMaps(
+            images=config.maps,
+            every_n_epochs=1,
+            folder=run_dir,
+            tested=split,
+            mean=data.mean,
+            std=data.std,
+            loggers=loggers,
+        )
+    ]  # fmt: skip
     trainer = build_trainer(
         own,
         precision=plan.precision,
         default_root_dir=run_dir,
         logger=False,
         enable_checkpointing=False,
-        callbacks=[LambdaCallback(on_test_start=summary), Progress()],
+        callbacks=[LambdaCallback(on_test_start=summary), Progress(), *pictures],
     )
     network = build_network(own, len(classes), pretrained=False)
     saved.check(network)
     equip(network, plan.layers)
     classifier = build_classifier(own, network, classes)
     report = measure(trainer, classifier, data, saved.path, split)
-    publish(report, run_dir, Loggers([], run_id=None), split)
+    publish(report, run_dir, loggers, split)

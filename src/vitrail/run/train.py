@@ -31,6 +31,7 @@ from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
 from vitrail.run.stopping import StopBetweenBatches
 from vitrail.run.summary import attention_line, data_line, gate_line, model_line, training_line
 from vitrail.tracking import environment
+from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers, open_loggers
 from vitrail.tracking.summary import show
 from vitrail.training.ema import EMA
@@ -86,6 +87,7 @@ def train(
         resumed_at=None if resumed is None else resumed.step,
     ) as loggers:
         validated = data.has_split("val")
+        split = next((name for name in ("test", "val") if data.has_split(name)), None)
         checkpoints = BestAndLast(run_dir, validated=validated)
         stopping = StopBetweenBatches()
 
@@ -114,6 +116,7 @@ def train(
                 Progress(),
                 Throughput(),
                 *averaging,
+                *attention_maps(config, data, run_dir, loggers, tested=split),
                 SelfDescription(describe(config, plan, classes, loggers)),
                 watch(plan, loggers, run_dir, compiled=config.compile),
                 stopping,
@@ -134,7 +137,6 @@ def train(
                 raise KeyboardInterrupt from stop
             raise
         best = checkpoints.best
-        split = next((name for name in ("test", "val") if data.has_split(name)), None)
         if split is None:
             say("there is neither a test nor a val split, so nothing was evaluated")
         else:
@@ -164,6 +166,24 @@ def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None
             f"{data.root or type(data.dataset).__name__}; leave it null to take all"
         )
     return [*classes, *(f"unused {number}" for number in range(len(classes), wanted))]
+
+
+def attention_maps(
+    config: DictConfig, data: ImageData, run_dir: Path, loggers: Loggers, *, tested: str | None
+) -> list[AttentionMaps]:
+    """The pictures of `config.attention_maps`, none where no images are asked for."""
+    if config.attention_maps.images is None:
+        return []
+    return [
+        AttentionMaps(
+            **config.attention_maps,
+            folder=run_dir,
+            tested=tested or "val",
+            mean=data.mean,
+            std=data.std,
+            loggers=loggers,
+        )
+    ]
 
 
 def describe(

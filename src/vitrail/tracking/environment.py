@@ -12,7 +12,17 @@ import vitrail
 from vitrail.attention.machine import cpu_name
 
 # Those that decide what is computed and how fast; looked up without importing them.
-PACKAGES = ("torch", "torchvision", "timm", "pytorch-lightning", "triton", "flash-attn", "numpy")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "pytorch-lightning",
+    "triton",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+    "numpy",
+)
 
 
 def describe() -> dict[str, Any]:

@@ -142,7 +142,7 @@ class Kernels:
 
 
 # Every fused kernel of torch, which a compiler may put in the place of a formula it recognises.
-FUSED = frozenset({"aten::_scaled_dot_product_*_attention*", "triton_tem_fused_flex_attention*"})
+FUSED = frozenset({"aten::_scaled_dot_product_*_attention*", "triton_tem_fused_*flex_attention*"})
 
 
 def written_out(*, compiled: bool) -> Kernels:
