@@ -8,7 +8,6 @@ everyone.
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import index
 
@@ -59,7 +58,7 @@ class Pattern:
         return grid.coordinates(device)
 
     def split(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> list[Call]:
-        """Calls that together compute `whole` under this rule.
+        """Calls that together compute `whole`, whose mask has no pattern, under this rule.
 
         tile_bias: (1, h, T, T), added to the scores within each tile of T tokens, prefix first.
         """
@@ -172,7 +171,9 @@ class Regrouped(Pattern):
         """Indices of the tokens of each group, (groups, n, 1) and (groups, 1, prefix + m)."""
         tokens = torch.arange(grid.tokens, device=device)[None, None, :, None]
         queries = self.queries(tokens[:, :, grid.prefix :], grid)[0, :, 0]
-        return queries, self._seen(tokens, grid)[:, 0].transpose(1, 2)
+        keys = self._seen(tokens, grid)[:, 0].transpose(1, 2)
+        # What other strides would make of an indexed tensor, torch.compile foresees wrongly (2.14).
+        return queries.contiguous(), keys.contiguous()
 
 
 @dataclass(frozen=True)
@@ -227,9 +228,9 @@ def added(bias: Tensor | None, other: Tensor | None) -> Tensor | None:
     return bias if other is None else other if bias is None else bias + other
 
 
-def by_axis(key: str, value: int | Sequence[int], *, least: int) -> tuple[int, int]:
+def by_axis(key: str, value: int | tuple[int, int], *, least: int) -> tuple[int, int]:
     """One number for both axes, or (rows, cols), as a pair; ValueError for any below `least`."""
-    pair = (value, value) if isinstance(value, int) else tuple(value)
+    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
         raise ValueError(
             f"{key}={value} must be whole numbers from {least} on: one for both axes, or rows "

@@ -1,0 +1,33 @@
+"""Every pattern of the folder's listing in its own examples, and the slow twin of all of them."""
+
+import torch
+from torch import Tensor
+
+from vitrail.attention import Grid, Mask, attend, patterns
+from vitrail.attention.patterns import Call, Pattern, Placed
+
+EXAMPLES = [example for name in patterns.names() for example in patterns.load(name).examples()]
+
+
+def regrouped(
+    pattern: Pattern, whole: Call, tile_bias: Tensor | None, grid: Grid, backend: str = "reference"
+) -> Tensor:
+    """(B, h, N, d) as a layer computes it: split, attended call by call, joined."""
+    outs = [
+        attend(call.q, call.k, call.v, mask=call.mask, bias=call.bias, backend=backend)
+        for call in pattern.split(whole, tile_bias, grid)
+    ]
+    return pattern.join(outs, grid)
+
+
+def dense(pattern: Pattern, whole: Call, tile_bias: Tensor | None, grid: Grid) -> Tensor:
+    """(B, h, N, d) by one mask over all pairs and one bias, laid out pair by pair."""
+    bias = whole.bias
+    if tile_bias is not None:
+        tile = pattern.tile(grid)
+        row, col = pattern.places(grid, whole.q.device)
+        index = torch.cat([torch.arange(grid.prefix), grid.prefix + row * tile.cols + col])
+        laid_out = tile_bias[:, :, index[:, None], index[None, :]]
+        bias = laid_out if bias is None else bias + laid_out
+    mask = Mask(whole.mask.padding, whole.mask.allowed, Placed(pattern, grid))
+    return attend(whole.q, whole.k, whole.v, mask=mask, bias=bias, backend="reference")

@@ -1,0 +1,281 @@
+"""What every pattern of the folder's listing must do, whatever it shows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from vitrail.attention import Grid, MultiHeadAttention2d, backends, patterns
+from vitrail.attention.backends import Request
+from vitrail.attention.patterns import Call, Pattern, Placed
+from vitrail.attention.requests import requests_of
+
+from ..cases import BATCH, HEADS, ON_CPU, PREFIXES, WIDTH, Kind, mask_and_bias
+from ..oracle import assert_near
+from .examples import EXAMPLES, dense, regrouped
+
+# One token; less than a window or a kernel; sizes that do not divide, with windows cut at both
+# ends; and enough for several tiles of a neighbourhood.
+SHAPES = ((1, 1), (2, 3), (5, 7), (12, 19))
+MASKS = {
+    "no mask": Kind(),
+    "padding": Kind(padded=True),
+    "mask": Kind(mask=(BATCH, HEADS)),
+    "padding, mask and bias": Kind(padded=True, mask=(BATCH, 1), bias=(1, HEADS), cut=True),
+}
+DIM = HEADS * WIDTH
+
+each_example = pytest.mark.parametrize("pattern", EXAMPLES, ids=str)
+
+
+def whole_call(kind: str, grid: Grid, dtype: torch.dtype) -> Call:
+    """q, k and v that want gradients, and masks of that kind; sample 1 is all padding."""
+    mask, bias = mask_and_bias(MASKS[kind], grid, dtype)
+    q, k, v = torch.randn(3, BATCH, HEADS, grid.tokens, WIDTH, dtype=dtype)
+    leaves = [leaf.requires_grad_() for leaf in (q, k, v)]
+    return Call(*leaves, mask, bias if bias is None else bias.requires_grad_())
+
+
+def tile_bias_of(pattern: Pattern, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    tokens = pattern.tile(grid).tokens
+    return torch.randn(1, HEADS, tokens, tokens, dtype=dtype, requires_grad=True)
+
+
+def build(pattern: Pattern, backend: str = "reference", **options) -> MultiHeadAttention2d:
+    torch.manual_seed(0)
+    return MultiHeadAttention2d(DIM, HEADS, pattern=pattern, backend=backend, **options)
+
+
+def some_padding(grid: Grid) -> torch.Tensor:
+    """(2, rows, cols) bool: the last columns of sample 0 and all of sample 1 are padding."""
+    real = torch.ones(2, grid.rows, grid.cols, dtype=torch.bool)
+    real[0, :, grid.cols // 2 :] = False
+    real[1] = False
+    return real
+
+
+@pytest.mark.parametrize("name", patterns.names())
+def test_a_file_of_the_folder_holds_one_pattern_with_examples(name):
+    pattern = patterns.load(name)
+    assert issubclass(pattern, Pattern)
+    assert pattern.examples()
+    assert all(type(example) is pattern for example in pattern.examples())
+
+
+@each_example
+def test_a_pattern_is_a_value_that_a_request_can_be_told_apart_by(pattern):
+    same, other = (Placed(pattern, Grid(3, 5, prefix)) for prefix in (1, 2))
+    assert len({same, Placed(pattern, Grid(3, 5, 1)), other}) == 2
+
+
+@each_example
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_token_sees_itself_and_prefix_tokens_see_and_are_seen_by_all(pattern, shape):
+    visible = Placed(pattern, Grid(*shape, 2)).visible(torch.device("cpu"))[0, 0]
+    assert visible.diagonal().all()
+    assert visible[:2].all()
+    assert visible[:, :2].all()
+
+
+@each_example
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_rule_answers_for_single_numbers_as_for_whole_tables(pattern, shape):
+    grid = Grid(*shape, 1)
+    rule = Placed(pattern, grid)
+    visible = rule.visible(torch.device("cpu"))[0, 0]
+    single = torch.vmap(torch.vmap(rule.sees, (None, 0)), (0, None))
+    tokens = torch.arange(grid.tokens)
+    assert torch.equal(single(tokens, tokens), visible)
+
+
+@each_example
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tokens_that_see_each_other_lie_at_different_places_of_one_tile(pattern, shape):
+    grid = Grid(*shape, 3)
+    tile = pattern.tile(grid)
+    assert tile.prefix == 3
+    assert tile.rows <= grid.rows
+    assert tile.cols <= grid.cols
+    row, col = pattern.places(grid, torch.device("cpu"))
+    assert ((row >= 0) & (row < tile.rows)).all()
+    assert ((col >= 0) & (col < tile.cols)).all()
+    rows, cols = grid.coordinates()
+    visible = Placed(pattern, Grid(*shape)).visible(torch.device("cpu"))[0, 0]
+    for place, axis in ((row, rows), (col, cols)):
+        apart = (place[:, None] - place[None]) - (axis[:, None] - axis[None])
+        assert (apart[visible] == 0).all(), "places in a tile are as far apart as on the map"
+
+
+@each_example
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+def test_smaller_calls_equal_one_call_with_a_mask_forward_and_backward(pattern, shape, kind):
+    torch.manual_seed(0)
+    for prefix in PREFIXES:
+        grid = Grid(*shape, prefix)
+        whole = whole_call(kind, grid, torch.float64)
+        for tile_bias in (None, tile_bias_of(pattern, grid, torch.float64)):
+            leaves = [whole.q, whole.k, whole.v, whole.bias, tile_bias]
+            leaves = [leaf for leaf in leaves if leaf is not None]
+            out, slow = (way(pattern, whole, tile_bias, grid) for way in (regrouped, dense))
+            towards = torch.randn_like(out)
+            assert_near(f"output with {prefix} prefix tokens", out, slow)
+            both = (torch.autograd.grad(side, leaves, towards) for side in (out, slow))
+            for actual, expected in zip(*both, strict=True):
+                assert_near(f"gradient with {prefix} prefix tokens", actual, expected)
+
+
+@each_example
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_every_kernel_computes_the_calls_alike_forward_and_backward(pattern, kind, backend):
+    torch.manual_seed(0)
+    grid = Grid(5, 11, 1)
+    whole = whole_call(kind, grid, torch.float32)
+    if whole.bias is not None:
+        whole = replace(whole, bias=whole.bias.detach())  # flash gives it no gradient
+    tile_bias = tile_bias_of(pattern, grid, torch.float32).detach()
+    out = regrouped(pattern, whole, tile_bias, grid, backend)
+    slow = dense(pattern, whole, tile_bias, grid)
+    towards = torch.randn_like(out)
+    assert_near("output", out, slow.double())
+    leaves = [whole.q, whole.k, whole.v]
+    both = (torch.autograd.grad(side, leaves, towards) for side in (out, slow))
+    for actual, expected in zip(*both, strict=True):
+        assert_near("gradient", actual, expected.double())
+
+
+@pytest.mark.slow
+@each_example
+@pytest.mark.parametrize("backend", sorted({*backends.names()} - {*ON_CPU}))
+def test_a_backend_that_does_not_train_here_computes_the_calls_that_it_takes(pattern, backend):
+    torch.manual_seed(0)
+    grid = Grid(5, 11, 1)
+    whole = whole_call("padding", grid, torch.float32)
+    whole = replace(whole, q=whole.q.detach(), k=whole.k.detach(), v=whole.v.detach())
+    with torch.no_grad():
+        calls = pattern.split(whole, None, grid)
+        asked = [Request.of(call.q, call.k, call.v, call.mask, call.bias, 0.0) for call in calls]
+        if not all(backend in backends.permitted(request) for request in asked):
+            pytest.skip(f"{backend} does not take such calls here")
+        out = regrouped(pattern, whole, None, grid, backend)
+        assert_near("output", out, dense(pattern, whole, None, grid).double())
+
+
+@each_example
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_who_sees_nothing_gets_zeros_and_sends_no_gradient(pattern, prefix):
+    torch.manual_seed(0)
+    grid = Grid(5, 7, prefix)
+    whole = whole_call("padding, mask and bias", grid, torch.float32)
+    out = regrouped(pattern, whole, None, grid)
+    gradient = torch.autograd.grad(out.square().sum(), whole.q)[0]
+    visible = whole.mask.visible(out.device) & Placed(pattern, grid).visible(out.device)
+    dead = ~(visible & (whole.bias > float("-inf"))).any(-1)
+    assert dead.any()
+    assert (out[dead] == 0).all()
+    assert (gradient[dead] == 0).all()
+
+
+@each_example
+@pytest.mark.parametrize("rubbish", [float("nan"), float("inf")])
+def test_what_lies_in_padding_reaches_no_output_and_no_gradient(pattern, rubbish):
+    grid = Grid(5, 11, 1)
+    layer = build(pattern, qk_norm=True)
+    real = some_padding(grid)
+    hidden = torch.cat([torch.zeros(2, 1, dtype=torch.bool), ~real.flatten(1)], dim=1)
+    x = torch.randn(2, grid.tokens, DIM)
+    sides = []
+    for content in (x, x.masked_fill(hidden[..., None], rubbish)):
+        out = layer(content, grid, padding=real)
+        sides.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+    for clean, dirty in zip(*sides, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@each_example
+def test_a_sample_that_is_all_padding_harms_no_other_sample(pattern):
+    grid = Grid(5, 11)
+    layer = build(pattern)
+    real = some_padding(grid)
+    x = torch.randn(2, grid.tokens, DIM)
+    out = layer(x, grid, padding=real)
+    alone = layer(x[:1], grid, padding=real[:1])
+    torch.testing.assert_close(out[:1], alone, atol=1e-6, rtol=0)
+    assert torch.equal(out[1], layer.proj.bias.expand_as(out[1]))
+
+
+@each_example
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_calls_of_a_layer_are_planned_on_its_outline(pattern, padded, monkeypatch):
+    grid = Grid(5, 11, 1)
+    asked = []
+    resolve = backends.resolve
+
+    def listen(request, backend):
+        asked.append(request)
+        return resolve(request, backend)
+
+    monkeypatch.setattr(backends, "resolve", listen)
+    real = some_padding(grid) if padded else None
+    build(pattern)(torch.randn(2, grid.tokens, DIM), grid, padding=real)
+    said = list(dict.fromkeys(asked))
+    with torch.device("meta"):
+        outline = build(pattern)
+        x = torch.empty(2, grid.tokens, DIM)
+        outline.forward = lambda x, real: type(outline).forward(outline, x, grid, padding=real)
+    planned = requests_of(
+        outline,
+        x,
+        None if real is None else real.to("meta"),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        training=True,
+    )
+    assert list(planned.values()) == [tuple(said)]
+
+
+def check_one_graph(pattern: Pattern, grid: Grid, **given) -> None:
+    """A compiled layer breaks nowhere and equals itself, forward and backward."""
+    torch._dynamo.reset()
+    layer = build(pattern, backend="eager")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, grid.tokens, DIM)
+    sides = []
+    for call in (layer, compiled):
+        out = call(x, grid, **given)
+        sides.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+    torch._dynamo.reset()
+    for ours, theirs in zip(*sides, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", patterns.names())
+def test_torch_compile_takes_a_layer_as_one_graph(name):
+    grid = Grid(5, 11, 1)
+    check_one_graph(patterns.load(name).examples()[0], grid, padding=some_padding(grid))
+
+
+@pytest.mark.slow
+@each_example
+def test_torch_compile_takes_masks_and_biases_too(pattern):
+    grid = Grid(5, 11, 1)
+    mask = torch.rand(grid.tokens, grid.tokens) > 0.4
+    bias = torch.randn(2, 1, grid.tokens, grid.tokens)
+    check_one_graph(pattern, grid, padding=some_padding(grid), mask=mask, bias=bias)
+
+
+@pytest.mark.slow
+@each_example
+def test_a_few_grids_make_no_more_graphs_than_there_are_grids(pattern):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    layer = build(pattern, backend="eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for rows, cols in [(3, 5), (4, 6)] * 3 + [(5, 7), (2, 9), (3, 5)]:
+        grid = Grid(rows, cols, 1)
+        x = torch.randn(2, grid.tokens, DIM)
+        torch.testing.assert_close(compiled(x, grid), layer(x, grid), atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+    assert counter.frame_count <= 4

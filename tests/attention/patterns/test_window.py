@@ -1,0 +1,190 @@
+"""Windows: torchvision's and timm's Swin attention, and windows that the map's edge cuts off."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import SwinTransformerBlock
+from torch import Tensor, nn
+from torchvision.models.swin_transformer import ShiftedWindowAttention
+
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d
+from vitrail.attention.patterns import Call, Placed
+from vitrail.attention.patterns.window import Window
+from vitrail.attention.positions.relative import RelativeBias
+
+from .examples import regrouped
+
+DIM, HEADS = 24, 3
+
+# Maps that the size divides: rows x cols, size, shift. In the last two a window covers an axis.
+DIVIDED = [
+    ((6, 9), (3, 3), (0, 0)),
+    ((6, 9), (3, 3), (1, 1)),
+    ((8, 12), (4, 4), (2, 2)),
+    ((4, 12), (2, 6), (1, 5)),
+    ((4, 12), (4, 4), (2, 2)),
+    ((3, 8), (3, 8), (1, 3)),
+]
+# Maps that it does not divide, or where it is larger than the map.
+CUT = [
+    ((5, 7), (3, 3), (0, 0)),
+    ((5, 7), (3, 3), (1, 2)),
+    ((7, 10), (4, 3), (2, 1)),
+    ((2, 9), (4, 4), (2, 2)),
+    ((1, 1), (7, 7), (3, 3)),
+]
+
+
+def ours_like(theirs: nn.Module, size: tuple[int, int], shift: tuple[int, int]):
+    """Our layer with the weights of another library's window attention."""
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    layer = MultiHeadAttention2d(
+        DIM,
+        HEADS,
+        pattern=Window(size, shift),
+        position=RelativeBias(Grid(*size)),
+        backend="reference",
+    )
+    weights = {
+        f"position.{name}" if name.startswith("relative") else name: parameter
+        for name, parameter in theirs.named_parameters()
+    }
+    layer.load_state_dict(weights)
+    return layer
+
+
+def outputs_and_gradients(module, x: Tensor, *arguments) -> list[Tensor]:
+    out = module(x, *arguments)
+    return [out, *torch.autograd.grad(out.square().mean(), [x])]
+
+
+@pytest.mark.parametrize("shape, size, shift", DIVIDED)
+def test_torchvisions_shifted_window_attention_is_equal(shape, size, shift):
+    torch.manual_seed(0)
+    theirs = ShiftedWindowAttention(DIM, [*size], [*shift], HEADS)
+    layer = ours_like(theirs, size, shift)
+    x = torch.randn(2, *shape, DIM, requires_grad=True)
+    expected = outputs_and_gradients(theirs, x)
+    actual = outputs_and_gradients(lambda x: layer(x.flatten(1, 2), Grid(*shape)), x)
+    torch.testing.assert_close(actual[0].unflatten(1, shape), expected[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual[1], expected[1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape, size, shift", DIVIDED)
+def test_timms_shifted_window_attention_is_equal(shape, size, shift):
+    torch.manual_seed(0)
+    block = SwinTransformerBlock(DIM, shape, HEADS, window_size=size, shift_size=shift)
+    layer = ours_like(block.attn, size, shift)
+    x = torch.randn(2, *shape, DIM)
+    actual = layer(x.flatten(1, 2), Grid(*shape)).unflatten(1, shape)
+    torch.testing.assert_close(actual, block._attn(x), atol=1e-5, rtol=0)
+
+
+def padded_then_rolled(shape, size, shift) -> Tensor:
+    """(N, N) bool as Swin has it: pad, roll, cut into windows, part what only the roll joined."""
+    padded = [-(-length // window) * window for length, window in zip(shape, size, strict=True)]
+    shift = [
+        0 if window >= length else step
+        for length, window, step in zip(padded, size, shift, strict=True)
+    ]
+    labels = []
+    for length, window, step in zip(padded, size, shift, strict=True):
+        places = torch.arange(length)
+        window_of = places // window
+        region = (places >= length - step).long()  # what the roll brought round from the front
+        labels.append(torch.roll(2 * window_of + region, step))
+    rows, cols = labels[0][: shape[0]], labels[1][: shape[1]]
+    label = (rows[:, None] * 1000 + cols[None, :]).flatten()
+    return label[:, None] == label[None, :]
+
+
+@pytest.mark.parametrize("shape, size, shift", DIVIDED + CUT)
+def test_a_window_is_what_padding_and_rolling_make_of_it(shape, size, shift):
+    visible = Placed(Window(size, shift), Grid(*shape)).visible(torch.device("cpu"))
+    assert torch.equal(visible[0, 0], padded_then_rolled(shape, size, shift))
+
+
+def test_a_row_belongs_to_the_window_of_its_shifted_number():
+    # 7 rows, windows of 3 moved by 1: 0 | 1 2 3 | 4 5 6.
+    visible = Placed(Window((3, 1), shift=(1, 0)), Grid(7, 1)).visible(torch.device("cpu"))[0, 0]
+    expected = torch.block_diag(*(torch.ones(n, n) for n in (1, 3, 3))).bool()
+    assert torch.equal(visible, expected)
+
+
+def call_on(grid: Grid) -> Call:
+    q, k, v = torch.randn(3, 2, HEADS, grid.tokens, 8)
+    return Call(q, k, v, Mask(), None)
+
+
+@pytest.mark.parametrize("shape, size, shift", DIVIDED)
+def test_there_is_no_mask_where_no_window_is_cut_off(shape, size, shift):
+    grid = Grid(*shape, 2)
+    groups, prefix = Window(size, shift).split(call_on(grid), None, grid)
+    cut = any(
+        step and length > window for length, window, step in zip(shape, size, shift, strict=True)
+    )
+    assert groups.mask.kinds == ({"keys"} if cut else set())
+    assert prefix.mask.kinds == set()
+    assert groups.q.shape[2] == size[0] * size[1]
+    assert groups.k.shape[2] == 2 + size[0] * size[1]
+    assert prefix.q.shape[2] == 2
+    assert prefix.k.shape[2] == grid.tokens
+
+
+@pytest.mark.parametrize("shape, size, shift", CUT)
+def test_a_map_that_windows_do_not_divide_equals_the_padded_map_with_its_padding_masked(
+    shape, size, shift
+):
+    torch.manual_seed(0)
+    size = tuple(min(pair) for pair in zip(shape, size, strict=True))
+    shift = tuple(min(pair) for pair in zip(shift, (n - 1 for n in size), strict=True))
+    grid = Grid(*shape)
+    larger = Grid(*(-(-n // window) * window for n, window in zip(shape, size, strict=True)))
+    whole = call_on(grid)
+    beyond = (0, 0, 0, larger.cols - grid.cols, 0, larger.rows - grid.rows)
+
+    def grown(x: Tensor) -> Tensor:
+        return F.pad(x.unflatten(2, shape), beyond).flatten(2, 3)
+
+    real = grown(torch.ones(2, 1, grid.area, 1)).bool()[:, 0, :, 0]
+    padded = Call(grown(whole.q), grown(whole.k), grown(whole.v), Mask(padding=real), None)
+    expected = regrouped(Window(size, shift), padded, None, larger)
+    actual = regrouped(Window(size, shift), whole, None, grid)
+    torch.testing.assert_close(actual, expected[:, :, real[0]], atol=1e-6, rtol=0)
+
+
+def test_one_window_over_the_whole_map_is_full_attention():
+    torch.manual_seed(0)
+    grid = Grid(3, 5, 1)
+    windowed = MultiHeadAttention2d(DIM, HEADS, pattern=Window((4, 9), shift=2))
+    plain = MultiHeadAttention2d(DIM, HEADS)
+    plain.load_state_dict(windowed.state_dict())
+    x = torch.randn(2, grid.tokens, DIM)
+    torch.testing.assert_close(windowed(x, grid), plain(x, grid), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"size": 0}, "size=0 must be whole numbers from 1 on"),
+        ({"size": (3, 0)}, r"size=\(3, 0\) must be"),
+        (
+            {"size": (3, 4, 5)},
+            r"size=\(3, 4, 5\) must be .* one for both axes, or rows and columns",
+        ),
+        ({"size": 2.5}, "size=2.5 must be"),
+        ({"size": 3, "shift": -1}, "shift=-1 must be whole numbers from 0 on"),
+        ({"size": 3, "shift": 3}, "shift=3 moves windows of size=3 .*use a smaller shift"),
+        ({"size": (3, 5), "shift": 4}, r"shift=4 moves windows of size=\(3, 5\)"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_in_one_line(options, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        Window(**options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_numbers_and_lists_mean_the_same_window():
+    assert Window(3, shift=1) == Window([3, 3], shift=[1, 1])
+    assert hash(Window(3)) == hash(Window([3, 3]))
