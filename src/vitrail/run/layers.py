@@ -124,7 +124,7 @@ def _because(request: Request, network: nn.Module) -> str:
     reasons = {
         f"position={position} adds a bias": request.bias,
         "images are padded (data.resize=native)": "keys" in request.masks,
-        f"pattern={request.pattern} is a rule on pairs": "pattern" in request.masks,
+        "the pattern hides pairs of tokens": bool(request.masks & {"pattern", "dense"}),
         "model.attention_dropout drops weights": request.dropout,
     }
     there = [reason for reason, applies in reasons.items() if applies]
