@@ -106,7 +106,8 @@ class Regrouped(Pattern):
 
     def join(self, outs: list[Tensor], grid: Grid) -> Tensor:
         groups, *prefix = outs
-        return torch.cat([*prefix, self.ungrouped(groups, grid)], dim=2)
+        out = self.ungrouped(groups, grid)
+        return torch.cat([*prefix, out], dim=2) if prefix else out
 
     def _groups(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> Call:
         if self.tile(grid) == grid:  # it tells of all pairs, as the bias of a call does
@@ -142,6 +143,8 @@ class Regrouped(Pattern):
     def _seen(self, x: Tensor, grid: Grid) -> Tensor:
         """What each group sees, (B, h, N, d) -> (B * groups, h, prefix + m, d)."""
         keys = self.keys(x[:, :, grid.prefix :], grid)
+        if grid.prefix == 0:  # or keys would be copied once more
+            return keys.flatten(0, 1)
         prefix = x[:, None, :, : grid.prefix].expand(-1, keys.shape[1], -1, -1, -1)
         return torch.cat([prefix, keys], dim=3).flatten(0, 1)
 

@@ -81,6 +81,7 @@ class Neighborhood(Regrouped):
         return any(axis.overhang for axis in self._axes(grid))
 
     def _computed_as(self, grid: Grid) -> type[Pattern]:
+        """In tiles, or by the rule itself where the keys around each tile are the whole map."""
         whole = all(axis.span == axis.length for axis in self._axes(grid))
         return Pattern if whole else Regrouped
 
