@@ -21,7 +21,7 @@ from vitrail.attention.machine import machine
 from vitrail.attention.sample import Sample
 from vitrail.attention.stopwatch import interleave
 
-SECONDS = 0.2, 0.5  # of finding out who is worth a second look, and of that look
+SECONDS = 0.2, 0.8  # of finding out who is worth a second look, and of that look
 ROUNDS = 5, 31
 HOPELESS = 2.0  # times the fastest of the first look
 SCORES_LIMIT = 2**30  # bytes of one call's scores, which written-out attention keeps for backward

@@ -23,11 +23,14 @@ def centred(k: Tensor, padding: Tensor | None) -> Tensor:
     scores small: a score of -141 in bf16 is rounded by up to 0.5.
     """
     keys = k.detach()  # whatever is taken off a whole row sends no gradient back
-    if padding is None:
-        return k - (keys.sum(-2, keepdim=True, dtype=torch.float32) / k.shape[-2]).to(k.dtype)
-    real = padding[:, None, :, None]  # (B, 1, N, 1)
-    total = keys.masked_fill(~real, 0.0).sum(-2, keepdim=True, dtype=torch.float32)
-    return k - (total / real.sum(-2, keepdim=True).clamp(min=1)).to(k.dtype)
+    count = k.shape[-2]
+    if padding is not None:
+        real = padding[:, None, :, None]  # (B, 1, N, 1)
+        keys = keys.masked_fill(~real, 0.0)
+        count = real.sum(-2, keepdim=True).clamp(min=1)
+    # A sum of fp16 may overflow; one of bf16 may not, and is much faster when it stays bf16.
+    precise = torch.float32 if k.dtype == torch.float16 else k.dtype
+    return k - (keys.sum(-2, keepdim=True, dtype=precise) / count).to(k.dtype)
 
 
 class Eager(Backend):
@@ -50,13 +53,13 @@ class Eager(Backend):
             k = centred(k, mask.padding) if k.dtype in HALVES else k
             scores = (q * scale) @ k.transpose(-2, -1)
             if bias is not None:
-                scores = scores + bias
+                scores += bias
             if hidden is None:
                 return F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v
             # A dead row keeps its scores, so that its softmax is finite, and its output is made 0:
             # that costs N x d and not N x N, and sends no gradient back.
             dead = hidden.all(-1, keepdim=True)
-            scores = scores.masked_fill(hidden & ~dead, float("-inf"))
+            scores.masked_fill_(hidden & ~dead, float("-inf"))
             out = F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v
             return out.masked_fill(dead, 0.0)
 
