@@ -1,4 +1,4 @@
-"""What a measurement is made of: cells that are measured one by one, rows that they give, charts."""
+"""What a measurement is made of: cells, measured one by one, the rows that they give, charts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,9 @@ from typing import Protocol
 from omegaconf import DictConfig
 
 Value = str | int | float | bool | None
-Row = Mapping[str, Value]  # one measurement: units in the names, and the reason in "refused"
+# One measurement: units in the names, and the reason in "refused". The ends of a figure's band
+# stand beside it: x_p10 and x_p90 of times, x_low and x_high of a 95 % interval.
+Row = Mapping[str, Value]
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,11 @@ class Findings:
 class Measurement(Protocol):
     """A kind of measurement, built from its config with `context` as one more argument.
 
-    columns: those of its rows that the terminal shows.
+    keys: the columns that say what was measured and tell a row from all others, such as backend
+    and tokens. columns: those that the terminal shows.
     """
 
+    keys: Sequence[str]
     columns: Sequence[str]
 
     def cells(self) -> Sequence[Cell]:
