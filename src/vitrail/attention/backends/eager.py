@@ -59,7 +59,11 @@ class Eager(Backend):
             # A dead row keeps its scores, so that its softmax is finite, and its output is made 0:
             # that costs N x d and not N x N, and sends no gradient back.
             dead = hidden.all(-1, keepdim=True)
-            scores.masked_fill_(hidden & ~dead, float("-inf"))
+            far = hidden & ~dead
+            if q.dtype == torch.float16:  # a hidden score may be inf, and inf - inf is NaN
+                scores.masked_fill_(far, float("-inf"))
+            else:  # an addition costs nothing in backward
+                scores += torch.zeros_like(far, dtype=q.dtype).masked_fill_(far, float("-inf"))
             out = F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v
             return out.masked_fill(dead, 0.0)
 
