@@ -52,18 +52,18 @@ class Eager(Backend):
         with without_autocast(q.device.type):
             k = centred(k, mask.padding) if k.dtype in HALVES else k
             scores = (q * scale) @ k.transpose(-2, -1)
-            if bias is not None:
-                scores += bias
             if hidden is None:
                 return F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v
             # A dead row keeps its scores, so that its softmax is finite, and its output is made 0:
             # that costs N x d and not N x N, and sends no gradient back.
             dead = hidden.all(-1, keepdim=True)
             far = hidden & ~dead
+            if bias is None:
+                bias = torch.zeros_like(far, dtype=q.dtype)
             if q.dtype == torch.float16:  # a hidden score may be inf, and inf - inf is NaN
-                scores.masked_fill_(far, float("-inf"))
+                scores = (scores + bias).masked_fill(far, float("-inf"))
             else:  # an addition costs nothing in backward
-                scores += torch.zeros_like(far, dtype=q.dtype).masked_fill_(far, float("-inf"))
+                scores += bias.masked_fill(far, float("-inf"))
             out = F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v
             return out.masked_fill(dead, 0.0)
 
