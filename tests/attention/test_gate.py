@@ -7,7 +7,7 @@ import torch
 
 from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Request
-from vitrail.attention.gate import FailedGate, check, judge
+from vitrail.attention.gate import FailedGate, Trial, check, judge
 from vitrail.attention.patterns import Placed
 from vitrail.attention.patterns.full import Full
 
@@ -100,6 +100,19 @@ def test_a_dead_row_that_is_not_zero_fails():
     assert judge(replace(SMALL, masks=KEYS), Mean()).worst in ("out", "dv")
     with pytest.raises(FailedGate):
         check(replace(SMALL, masks=KEYS), Mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_both_distances_are_told_whichever_of_them_decides(dtype):
+    request = replace(SMALL, dtype=dtype, backward=False)
+    verdict = judge(request, Broken(after=lambda out: 1.5 * out))
+    distance = verdict.distances["out"]
+    assert distance.relative == pytest.approx(0.5, abs=0.01)
+    largest = Trial.of(request).exact["out"].abs().max().item()
+    assert distance.largest == pytest.approx(0.5 * largest, rel=0.02)
+    decides = distance.largest if dtype == torch.float32 else distance.relative
+    assert verdict.errors["out"] == decides
+    assert str(verdict).startswith(f"out is {decides:.1e} from float64 and ")
 
 
 def test_a_bias_without_its_gradient_fails():

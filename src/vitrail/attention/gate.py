@@ -32,12 +32,13 @@ class Verdict:
     """How far a backend is from float64.
 
     errors: of each tensor (out, dq, dk, dv, dbias). allowed: how far each may be. seconds: what
-    finding out took.
+    finding out took. distances: of each tensor in both measures, whichever the rule takes.
     """
 
     errors: Mapping[str, float]
     allowed: Mapping[str, float]
     seconds: float
+    distances: Mapping[str, "Distance"]
 
     @property
     def worst(self) -> str:
@@ -53,33 +54,85 @@ class Verdict:
     def passed(self) -> bool:
         return self.share <= 1
 
+    def __str__(self) -> str:
+        """`dq is 2.0e-03 from float64 and 1.0e-05 is allowed`, of the worst tensor."""
+        error, allowed = self.errors[self.worst], self.allowed[self.worst]
+        return f"{self.worst} is {error:.1e} from float64 and {allowed:.1e} is allowed"
+
+
+@dataclass(frozen=True)
+class Distance:
+    """From one tensor to the exact one; infinite where a value is not finite.
+
+    largest: of all differences. relative: the L2 norm of the difference over that of the exact.
+    """
+
+    largest: float
+    relative: float
+
+    @classmethod
+    def between(cls, actual: Tensor, exact: Tensor) -> "Distance":
+        difference = actual.double() - exact
+        if not difference.isfinite().all():
+            return cls(float("inf"), float("inf"))
+        # A tensor of zeros, such as the gradient of a single key's scores, has no relative error.
+        size = exact.norm().clamp(min=1e-3 * exact.numel() ** 0.5)
+        return cls(difference.abs().max().item(), (difference.norm() / size).item())
+
+    def by_rule(self, dtype: torch.dtype) -> float:
+        """The one that `TOLERANCE` is of."""
+        return self.largest if dtype in (torch.float64, torch.float32) else self.relative
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What every backend is held against for one request, computed once.
+
+    exact, plain: the formula's tensors in float64 and in the request's dtype, by name. seconds:
+    what computing them took.
+    """
+
+    sample: Sample
+    exact: Mapping[str, Tensor]
+    plain: Mapping[str, Tensor]
+    seconds: float
+
+    @classmethod
+    def of(cls, request: Request) -> "Trial":
+        """Heads, width, tokens, dtype, masks and bias are the request's own; the batch is three.
+
+        Under a padding mask the second sample is half padding and the third nothing else.
+        """
+        start = time.perf_counter()
+        sample = _sample(request)
+        exact, plain = _by_head(sample, torch.float64), _by_head(sample, request.dtype)
+        return cls(sample, exact, plain, time.perf_counter() - start)
+
+    def judge(self, backend: Backend) -> Verdict:
+        start = time.perf_counter()
+        dtype = self.sample.q.dtype
+        actual = _tensors(self.sample, self.sample.forward(backend))
+        distances = {n: Distance.between(tensor, self.exact[n]) for n, tensor in actual.items()}
+        allowed = {
+            name: TOLERANCE[dtype]
+            + FACTOR * Distance.between(self.plain[name], self.exact[name]).by_rule(dtype)
+            for name in distances
+        }
+        errors = {name: distance.by_rule(dtype) for name, distance in distances.items()}
+        return Verdict(errors, allowed, self.seconds + time.perf_counter() - start, distances)
+
 
 def judge(request: Request, backend: Backend) -> Verdict:
-    """Hold a backend against float64 on a small batch of such a request.
-
-    Heads, width, tokens, dtype, masks and bias are the request's own; the batch is three samples.
-    Under a padding mask the second is half padding and the third nothing else.
-    """
-    start = time.perf_counter()
-    sample = _sample(request)
-    exact, plain = _by_head(sample, torch.float64), _by_head(sample, request.dtype)
-    actual = _tensors(sample, sample.forward(backend))
-    errors = {name: _error(tensor, exact[name]) for name, tensor in actual.items()}
-    allowed = {
-        name: TOLERANCE[request.dtype] + FACTOR * _error(plain[name], exact[name])
-        for name in errors
-    }
-    return Verdict(errors, allowed, time.perf_counter() - start)
+    """Hold a backend against float64 on a small batch of such a request, see `Trial.of`."""
+    return Trial.of(request).judge(backend)
 
 
 def check(request: Request, backend: Backend) -> Verdict:
     """The verdict on a backend that passes, or FailedGate."""
     verdict = judge(request, backend)
     if not verdict.passed:
-        worst = verdict.worst
         raise FailedGate(
-            f"backend={backend.name} fails the gate: {worst} is {verdict.errors[worst]:.1e} from "
-            f"float64 and {verdict.allowed[worst]:.1e} is allowed "
+            f"backend={backend.name} fails the gate: {verdict} "
             f"(heads {request.heads}, tokens {request.keys}, width {request.width}); "
             "use another backend, or gate=off to go on at your own risk"
         )
@@ -124,15 +177,3 @@ def _by_head(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:
 def _tensors(sample: Sample, out: Tensor) -> dict[str, Tensor]:
     gradients = sample.backward(out) if sample.learned() else {}
     return {"out": out.detach(), **{f"d{name}": grad for name, grad in gradients.items()}}
-
-
-def _error(actual: Tensor, exact: Tensor) -> float:
-    """As `TOLERANCE` measures it; infinite where a value is not finite."""
-    difference = actual.double() - exact
-    if not difference.isfinite().all():
-        return float("inf")
-    if actual.dtype in (torch.float64, torch.float32):
-        return difference.abs().max().item()
-    # A tensor of zeros, such as the gradient of a single key's scores, has no relative error.
-    size = exact.norm().clamp(min=1e-3 * exact.numel() ** 0.5)
-    return (difference.norm() / size).item()
