@@ -13,8 +13,6 @@ from vitrail.attention.patterns.raster import Raster
 
 BATCH, HEADS, WIDTH = 2, 3, 8
 
-# 1, 15, 64, 65, 126 and 192 tokens on the map, with prefix tokens also 65 (8x8 + 1) and 197.
-SHAPES = ((1, 1), (3, 5), (8, 8), (5, 13), (14, 9), (12, 16))
 PREFIXES = (0, 1, 5)
 
 # The backends that can train on a CPU. The others are held to their refusals there, and to the same

@@ -6,12 +6,13 @@ import torch
 from vitrail.attention import Grid, attend, backends
 from vitrail.attention.backends import Refused, Request
 
-from .cases import BATCH, HEADS, KINDS, PREFIXES, SHAPES, WIDTH, mask_and_bias
+from .cases import BATCH, HEADS, KINDS, ON_CPU, PREFIXES, WIDTH, mask_and_bias
 from .oracle import assert_near, attention, dead_rows
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHORT = (Grid(1, 1), Grid(1, 1, 1), Grid(3, 5), Grid(3, 5, 5), Grid(8, 8), Grid(5, 13))
 LONG = (Grid(12, 16), Grid(12, 16, 5))
+PRODUCT = ((1, 1), (3, 5), (8, 8), (14, 9))
 
 
 def check(backend: str, kind_name: str, grid: Grid, dtype: torch.dtype) -> None:
@@ -68,7 +69,7 @@ def test_a_backend_equals_float64_in_every_dtype_under_every_mask(backend, kind,
 
 @pytest.mark.parametrize("grid", SHORT, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_a_backend_equals_float64_at_short_and_awkward_lengths(backend, kind, grid):
     check(backend, kind, grid, torch.float32)
 
@@ -76,16 +77,16 @@ def test_a_backend_equals_float64_at_short_and_awkward_lengths(backend, kind, gr
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("grid", LONG, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_a_backend_equals_float64_at_192_and_197_tokens(backend, kind, grid, dtype):
     check(backend, kind, grid, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", PRODUCT, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_a_backend_equals_float64_over_the_whole_product(backend, kind, dtype, shape, prefix):
     check(backend, kind, Grid(*shape, prefix), dtype)
