@@ -50,14 +50,15 @@ class Results:
         self.subject = subject
         self._rows: dict[str, list[Row]] = {}
         lines = _lines(self.path)
+        if lines:
+            self.subject = Subject(**lines[0])
+            _check(folder, self.subject, subject)
+            self._rows = {line["cell"]: line["rows"] for line in lines[1:]}
+        with naming(self.path), self.path.open("ab") as file:
+            # What a kill cut short must not run into the next line.
+            file.truncate(_whole(self.path.read_bytes()))
         if not lines:
             self._append(asdict(subject))
-            return
-        self.subject = Subject(**lines[0])
-        _check(folder, self.subject, subject)
-        self._rows = {line["cell"]: line["rows"] for line in lines[1:]}
-        with naming(self.path):  # what a kill cut short must not run into the next line
-            os.truncate(self.path, _whole(self.path.read_bytes()))
 
     @property
     def id(self) -> str:

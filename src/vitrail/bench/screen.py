@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from vitrail.bench.measurement import Cell, Row
 from vitrail.bench.values import has_figures, heading, is_number, written, written_band
@@ -43,13 +43,13 @@ class Screen:
         done = self._kept + self._measured
         line = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self.total, completed=done, width=24)
-        line.add_row(bar, f"{done} of {self.total}{self._left()}; now: {escape(cell.title)}")
+        line.add_row(bar, Text(f"{done} of {self.total}{self._left()}; now: {cell.title}"))
         self.console.print(line)
 
     def kept(self, cell: Cell) -> None:
         """A cell that was measured before."""
         self._kept += 1
-        self.console.print(f"kept: {cell.title}", markup=False, highlight=False)
+        self._say(f"kept: {cell.title}")
 
     def measured(self, cell: Cell, rows: Sequence[Row]) -> None:
         """The rows of a cell, and below them the reasons of those that are none."""
@@ -61,7 +61,10 @@ class Screen:
         for row in rows:
             if row["refused"]:
                 name = " ".join(written(row[key]) for key in words)
-                self.console.print(f"{name}: {row['refused']}", markup=False, highlight=False)
+                self._say(f"{name}: {row['refused']}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)  # what is in a line may look like markup
 
     def _left(self) -> str:
         """Time that has passed and that is left, if the cells to come are like those before."""
@@ -76,13 +79,13 @@ def table_of(
     rows: Sequence[Row], keys: Sequence[str], columns: Sequence[str], *, title: str
 ) -> Table:
     """The rows that hold figures, with bands beside them and numbers to the right."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for column in columns:
         number = is_number(row[column] for row in rows)
-        table.add_column(escape(heading(column)), justify="right" if number else "left")
+        table.add_column(Text(heading(column)), justify="right" if number else "left")
     for row in rows:
         if has_figures(row, keys) or not row["refused"]:
-            table.add_row(*(escape(_cell(row, column)) for column in columns))
+            table.add_row(*(Text(_cell(row, column)) for column in columns))
     return table
 
 
