@@ -1,6 +1,6 @@
 """report.html: one page that needs nothing else, with what was found, charts, tables, what ran."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -102,7 +102,7 @@ def _table(table: Table) -> str:
         if len(table.rows) > 1 and len({row[key] for row in table.rows}) == 1
     }
     keys = [key for key in table.keys if key not in same]
-    columns = [*keys, *(name for name in table.columns if name not in table.keys)]
+    columns = [*keys, *(name for name in table.columns if name not in (*table.keys, "refused"))]
     columns = [name for name in columns if not is_end(name, columns)]
     numbers = {name for name in columns if is_number(row[name] for row in table.rows)}
     heads = "".join(
@@ -112,7 +112,8 @@ def _table(table: Table) -> str:
     )
     lines = "\n".join(f"<tr>{_row(row, keys, columns, numbers)}</tr>" for row in table.rows)
     everywhere = ", ".join(f"{heading(key)} {written(value)}" for key, value in same.items())
-    caption = f"{len(table.rows)} rows" + (f"; all of {everywhere}" if everywhere else "")
+    count = f"{len(table.rows)} row{'s' * (len(table.rows) > 1)}"
+    caption = f"{count}; all of {everywhere}" if everywhere else count
     content = (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">\n'
         f"<table>\n<caption>{escape(caption)}</caption>\n"
@@ -123,13 +124,12 @@ def _table(table: Table) -> str:
     return _section(table.title, content)
 
 
-def _row(row: Row, keys: Sequence[str], columns: Sequence[str], numbers: set[str]) -> str:
+def _row(row: Row, keys: Sequence[str], columns: Sequence[str], numbers: Collection[str]) -> str:
+    """The cells of a row; of one without figures its keys, and then the reason across the rest."""
     reason = row.get("refused")
-    shown = columns
-    if reason and not has_figures(row, keys):
-        shown = keys
-    cells = [_cell(row, name, name in numbers) for name in shown]
-    if reason and shown is not columns:
+    blank = reason and not has_figures({name: row[name] for name in columns}, keys)
+    cells = [_cell(row, name, name in numbers) for name in (keys if blank else columns)]
+    if blank:
         cells.append(f'<td class="why" colspan="{len(columns) - len(keys)}">{escape(reason)}</td>')
     elif reason:
         cells[-1] = cells[-1].replace("</td>", f'<small class="why">{escape(reason)}</small></td>')

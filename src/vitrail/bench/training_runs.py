@@ -76,7 +76,7 @@ def show(patterns: str | Sequence[str], run_dir: Path, overrides: Sequence[str])
         charts=curves(runs),
         tables=[
             Table("Final figures", rows, ["run", *beside], measured),
-            Table("Where the configs differ", rows if changed else [], ["run"], changed),
+            Table("Where the configs differ", _settings(rows, changed), ["run"], changed),
             Table("Receipts", receipts, ["run"], list(receipts[0]) if receipts else []),
             Table("Where the environments differ", _environments(runs), ["key"], _names(runs)),
         ],
@@ -183,6 +183,10 @@ def _speed(values: Sequence[float]) -> Row:
         )
     deciles = quantiles(values, n=10, method="inclusive")
     return dict(zip(names, (deciles[0], deciles[4], deciles[8]), strict=True))
+
+
+def _settings(rows: Sequence[Row], changed: Sequence[str]) -> list[Row]:
+    return [{name: row[name] for name in ("run", *changed)} for row in rows] if changed else []
 
 
 def _apart(changed: Sequence[str], count: int) -> list[str]:
