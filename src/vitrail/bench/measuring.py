@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitrail.bench.measurement import Context, Measurement, Row
 from vitrail.bench.outcome import command, leave
 from vitrail.bench.report import Page, Table, machine
-from vitrail.bench.results import Results, Subject, settings_in
+from vitrail.bench.results import CELLS, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
 from vitrail.run.next_command import pasteable
@@ -29,10 +29,12 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
     """
     quiet()
     config = _continued(config, folder, overrides)
+    subject = _subject(config, overrides)
+    check(folder, subject)
     build = instantiate(config.bench, _partial_=True, _convert_="all")
     measurement: Measurement = build(context=Context(config, folder))
     cells = measurement.cells()
-    results = Results(folder, _subject(config, overrides))
+    results = Results(folder, subject)
     screen = Screen(measurement.keys, measurement.columns, len(cells))
     try:
         for cell in cells:
@@ -103,7 +105,11 @@ def _continued(config: DictConfig, folder: Path, overrides: Sequence[str]) -> Di
     """The folder's own config where this command says no more than where that folder is."""
     asked = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     settings = settings_in(folder)
-    if config.into is None or settings is None or not asked <= {*ASIDE}:
+    if config.into is not None and settings is None:
+        raise ValueError(
+            f"into={config.into} holds no measurement to go on with; name a folder that has {CELLS}"
+        )
+    if config.into is None or not asked <= {*ASIDE}:
         return config
     return OmegaConf.create({**settings, **{key: config[key] for key in ASIDE}})
 

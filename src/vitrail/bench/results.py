@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail.bench.measurement import Row
+from vitrail.run.next_command import shown
 from vitrail.tracking.atomic import naming, write_json, write_text
 from vitrail.tracking.environment import describe
 
@@ -47,17 +48,13 @@ class Results:
 
     def __init__(self, folder: Path, subject: Subject):
         self.path = folder / CELLS
-        self.subject = subject
-        self._rows: dict[str, list[Row]] = {}
-        lines = _lines(self.path)
-        if lines:
-            self.subject = Subject(**lines[0])
-            _check(folder, self.subject, subject)
-            self._rows = {line["cell"]: line["rows"] for line in lines[1:]}
+        kept = check(folder, subject)
+        self.subject = kept or subject
+        self._rows = {line["cell"]: line["rows"] for line in _lines(self.path)[1:]}
         with naming(self.path), self.path.open("ab") as file:
             # What a kill cut short must not run into the next line.
             file.truncate(_whole(self.path.read_bytes()))
-        if not lines:
+        if kept is None:
             self._append(asdict(subject))
 
     @property
@@ -144,26 +141,34 @@ def finite(row: Row) -> Row:
     return {**row, **dict.fromkeys(strange), "refused": reason}
 
 
-def _check(folder: Path, kept: Subject, asked: Subject) -> None:
-    """Raise ValueError with the first thing that makes two subjects of them."""
+def check(folder: Path, asked: Subject) -> Subject | None:
+    """What a folder was measured as, None where it holds nothing yet.
+
+    Raises ValueError with the first thing that makes another subject of it than what is asked for.
+    """
+    lines = _lines(folder / CELLS)
+    if not lines:
+        return None
+    kept, place = Subject(**lines[0]), shown(folder)
     elsewhere = "start a new folder, and set the two side by side with compare="
     if kept.bench != asked.bench:
         raise ValueError(
-            f"{folder} holds a measurement of {kept.bench} and this is one of {asked.bench}; "
+            f"{place} holds a measurement of {kept.bench} and this is one of {asked.bench}; "
             "start it in a folder of its own"
         )
     asked = Subject(**json.loads(json.dumps(asdict(asked))))  # as it would be read again
     if changed := differences(kept.settings, asked.settings):
         key, (before, now) = next(iter(changed.items()))
         raise ValueError(
-            f"{folder} was measured with {key}={before} and this asks for {key}={now}; "
+            f"{place} was measured with {key}={before} and this asks for {key}={now}; "
             f"leave it as it was, or {elsewhere}"
         )
     if changed := differences(kept.environment, asked.environment):
         key, (before, now) = next(iter(changed.items()))
         raise ValueError(
-            f"{folder} was measured where {key} is {before} and here it is {now}; {elsewhere}"
+            f"{place} was measured where {key} is {before} and here it is {now}; {elsewhere}"
         )
+    return kept
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
