@@ -1,4 +1,4 @@
-"""`bench.py`: the same rows in both files, and a reason where there are no figures."""
+"""`bench.py`: the same rows in both files, reasons in place of figures, refusals in one line."""
 
 import csv
 import json
@@ -6,14 +6,20 @@ import json
 import pytest
 
 from vitrail.attention import backends
+from vitrail.attention.backends import flex
 
 TINY = (
-    "bench.shapes=[[2,2,16,8],[1,2,9,6]]", "bench.rounds=2", "bench.dtypes=[float32]",
-    "bench.masks=[none,dense]", "hydra.run.dir=bench",
+    "trainer=cpu", "logger=none", "bench.shapes=[[2,2,16,8],[1,2,[3,4],6]]", "bench.rounds=3",
+    "bench.dtypes=[float32]", "bench.masks=[none,dense]", "hydra.run.dir=bench",
 )  # fmt: skip
 
 
-def test_both_files_hold_one_row_a_backend_and_combination(command, tmp_path):
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(flex, "missing_tool", lambda device: "a compiler")
+
+
+def test_both_files_hold_one_row_a_backend_pass_and_combination(command, tmp_path):
     answer = command("bench", *TINY)
     assert (answer.code, answer.err) == (0, "")
     table = list(csv.DictReader((tmp_path / "bench/results.csv").read_text().splitlines()))
@@ -24,12 +30,13 @@ def test_both_files_hold_one_row_a_backend_and_combination(command, tmp_path):
         for row in results["rows"]
     ]
     assert table == plain
-    assert len(table) == len(backends.names()) * 2 * 2
+    assert len(table) == len(backends.names()) * 2 * 2 * 2
     for row in table:
         if row["refused"]:
-            continue
-        assert float(row["forward_ms"]) > 0
-        assert float(row["forward_backward_ms_p10"]) <= float(row["forward_backward_ms_p90"])
+            assert row["time_ms"] == ""
+        else:
+            assert 0 < float(row["time_ms_p10"]) <= float(row["time_ms_p90"])
+    assert {row["backend"] for row in table if not row["refused"]} >= {"eager", "sdpa_flash"}
 
 
 def test_a_backend_that_cannot_gives_its_reason(command, tmp_path, monkeypatch):
@@ -42,7 +49,20 @@ def test_a_backend_that_cannot_gives_its_reason(command, tmp_path, monkeypatch):
     assert {row["refused"] for row in rows if row["backend"] == "sdpa_flash"} == {
         "cannot take so few keys"
     }
-    assert all(row["forward_ms"] is None for row in rows if row["backend"] == "sdpa_flash")
+    assert all(row["time_ms"] is None for row in rows if row["backend"] == "sdpa_flash")
+
+
+def test_patterns_and_the_model_s_own_shape_are_chosen_as_in_training(command, tmp_path):
+    answer = command(
+        "bench", *TINY, "model=vit_micro", "pattern=swin", "bench.shapes=null",
+        "bench.backends=[eager]", "bench.masks=[none]",
+    )  # fmt: skip
+    assert (answer.code, answer.err) == (0, "")
+    rows = json.loads((tmp_path / "bench/results.json").read_text())["rows"]
+    assert {row["map"].partition(" + ")[0] for row in rows} == {"4 x 4"}
+    assert {row["pattern"] for row in rows} == {
+        "Window(size=(4, 4), shift=(0, 0))", "Window(size=(4, 4), shift=(2, 2))",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -53,11 +73,12 @@ def test_a_backend_that_cannot_gives_its_reason(command, tmp_path, monkeypatch):
         "bench.dtypes=[float31]": "bench.dtypes has float31; use float32, bfloat16",
         "bench.masks=[padding]": "bench.masks has padding; use none, keys, dense",
         "bench.backends=[flex2]": "backend=flex2 does not exist",
-        "bench.rounds=0": "bench.rounds=0 measures nothing",
-        "bench.device=cuda2": "bench.device=cuda2 is not in this machine; use cpu",
+        "bench.rounds=0": "bench.rounds=0 shows no noise; use 3 or more",
+        "bench.patterns=[windw]": "pattern=windw does not exist; did you mean window or",
+        "bench.patterns=[{_target_: vitrail.attention.patterns.window.Window, size: 0}]": "size=0",
     }.items(),
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(command, override, message):
-    answer = command("bench", override)
+    answer = command("bench", "logger=none", override)
     assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert message in answer.err

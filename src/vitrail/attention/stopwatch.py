@@ -40,13 +40,14 @@ def interleave(
     device: str,
     rounds: int,
     warm_up: int = 1,
+    least: int = 1,
     seconds: float = float("inf"),
     read: Callable[[str], float] = clock,
 ) -> dict[str, Times]:
     """Time each function once a round, A B C A B C …, so that a slow moment meets them all.
 
     warm_up rounds go before the first and are not counted. Stops after `rounds`, or with the round
-    in which `seconds` have passed, warm-up included; at least one round is always counted.
+    in which `seconds` have passed, warm-up included; `least` rounds are always counted.
     """
     found: dict[str, list[float]] = {name: [] for name in functions}
     start = read(device)
@@ -57,6 +58,6 @@ def interleave(
             passed = read(device) - before
             if number > 0:
                 found[name].append(passed)
-        if number > 0 and read(device) - start > seconds:
+        if number >= least and read(device) - start > seconds:
             break
     return {name: Times(tuple(times)) for name, times in found.items()}

@@ -1,0 +1,101 @@
+"""One backend on one call, before it is timed: whether it may be, and what is known of it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.profiler import profile
+
+from vitrail.attention import backends
+from vitrail.attention.backends import Backend, Refused, Request
+from vitrail.attention.gate import Distance, FailedGate, Trial
+from vitrail.attention.sample import Sample
+from vitrail.bench.attention_call import AttentionCall, function_of
+from vitrail.bench.compiled import Compiled
+from vitrail.bench.memory import peak_mib
+from vitrail.tracking.kernel_watch import ATTENTION, broken_promises
+
+COMPILED = "Torch-Compiled Region"  # how the profiler's name of what torch compiled begins
+
+
+@dataclass(frozen=True)
+class Member:
+    """A backend that may be timed.
+
+    function: one call. first_s: what the first one took. compiles: whether something in it was
+    compiled. peak_mib: see `memory.peak_mib`. distance: from float64, in each measure that of the
+    worst tensor. kernels: those of attention that the profiler saw.
+    """
+
+    function: Callable[[], object]
+    first_s: float
+    compiles: bool
+    peak_mib: float | None
+    distance: Distance
+    kernels: tuple[str, ...]
+
+
+def admit(
+    name: str,
+    call: AttentionCall,
+    sample: Sample,
+    trial: Callable[[Request], Trial],
+    *,
+    compiled: bool,
+    read: Callable[[str], float],
+) -> Member:
+    """The backend of that name, found able and proved.
+
+    trial: makes the trial of a request; backends share them. compiled: inside a graph of
+    torch.compile. read: the clock. Raises Refused, FailedGate, MemoryError, or a RuntimeError of
+    the kernel: the reason why there is nothing to time.
+    """
+    for request in call.requests:
+        if lacks := backends.lacks(name, request):
+            raise Refused(f"cannot {' or '.join(lacks)}")
+    backend = Compiled(backends.load(name)) if compiled else backends.load(name)
+    # Memory comes first: on a CPU it is found in another process, which is what dies of too much.
+    peak = peak_mib(function_of, call, name, compiled, device=call.device)
+    distance = _proved(call, backend, trial)
+    function = call.function(backend, sample)
+    start = read(call.device)
+    function()
+    first = read(call.device) - start
+    seen = _seen(function, call.device)
+    for request in call.requests:
+        promise = backend.kernels(request, compiled=compiled)
+        if broken := broken_promises({name: promise}, seen):
+            raise Refused("; ".join(broken))
+    return Member(
+        function,
+        first,
+        any(kernel.startswith(COMPILED) for kernel in seen),
+        peak,
+        distance,
+        tuple(sorted(kernel for kernel in seen if ATTENTION.search(kernel))),
+    )
+
+
+def _proved(call: AttentionCall, backend: Backend, trial: Callable[[Request], Trial]) -> Distance:
+    distances = []
+    for request in call.requests:
+        verdict = trial(request).judge(backend)
+        if not verdict.passed:
+            raise FailedGate(f"fails the gate: {verdict}")
+        distances += verdict.distances.values()
+    return Distance(
+        max(distance.largest for distance in distances),
+        max(distance.relative for distance in distances),
+    )
+
+
+def _seen(function: Callable[[], object], device: str) -> set[str]:
+    """Names of everything that the profiler sees in one call."""
+    # Below this level the profiler prints its start and stop, and an error without a GPU.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with profile(use_device="cuda" if device == "cuda" else None) as profiled:
+        function()
+        if device != "cpu":
+            torch.accelerator.synchronize()
+    return {event.name for event in profiled.function_events}

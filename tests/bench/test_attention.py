@@ -1,0 +1,365 @@
+"""`bench=attention`: what is timed, how, what is not and why, and that a pattern is computed."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from vitrail.attention import Grid, attend, backends, tune
+from vitrail.attention.backends import flex
+from vitrail.attention.backends.eager import Eager
+from vitrail.attention.backends.sdpa_flash import SdpaFlash
+from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns.axial import Axial
+from vitrail.attention.patterns.full import Full
+from vitrail.attention.patterns.neighborhood import Neighborhood
+from vitrail.attention.patterns.raster import Raster
+from vitrail.attention.patterns.window import Window
+from vitrail.attention.requests import Recorder
+from vitrail.bench import attention_member
+from vitrail.bench.attention import AttentionBench
+from vitrail.bench.attention_call import AttentionCall, function_of
+from vitrail.bench.measurement import Context, Row
+from vitrail.bench.memory import RESOLUTION_MIB, peak_mib
+from vitrail.bench.shapes import Shape
+from vitrail.cli import configs
+
+TINY = {"shapes": [[2, 2, 15, 8]], "dtypes": ["float32"], "masks": ["none"], "rounds": 3}
+BOTH = ("forward", "forward+backward")
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_looked_at_takes_time(monkeypatch):
+    """Peaks are made up, auto measures nothing, and flex, which would be compiled, is refused."""
+    monkeypatch.setattr(attention_member, "peak_mib", lambda *_, device: 1.5)
+    times = lambda _, names: dict(zip(names, (0.1, 0.2, 0.3, 0.4), strict=False))  # noqa: E731
+    monkeypatch.setattr(tune, "measure", times)
+    monkeypatch.setattr(flex, "missing_tool", lambda device: "a compiler")
+
+
+@pytest.fixture
+def bench(tmp_path) -> Callable[..., AttentionBench]:
+    """bench("model=…", shapes=…): the measurement of a config, TINY unless it is said otherwise."""
+
+    def build(*overrides: str, read=None, **changes) -> AttentionBench:
+        with initialize_config_dir(str(configs()), version_base="1.3"):
+            config = compose("bench", ["trainer=cpu", *overrides])
+            knobs = TINY | changes | ({} if read is None else {"read": read})
+            return instantiate(config.bench, _partial_=True, _convert_="all")(
+                context=Context(config, tmp_path), **knobs
+            )
+
+    return build
+
+
+def rows_of(bench: AttentionBench) -> list[Row]:
+    return [row for cell in bench.cells() for row in bench.measure(cell)]
+
+
+def reasons(rows: Sequence[Row]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(row["backend"], set()).add(row["refused"])
+    return found
+
+
+def test_each_combination_has_a_row_a_backend_and_pass_with_the_same_columns(bench):
+    measurement = bench(
+        shapes=[[2, 2, 15, 8], [1, 2, [3, 4], 6]],
+        masks=["none", "dense"],
+        dtypes=["float32", "bfloat16"],
+    )
+    assert len(measurement.cells()) == len({cell.key for cell in measurement.cells()}) == 8
+    rows = rows_of(measurement)
+    assert len(rows) == 8 * 2 * len(backends.names())
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert {*measurement.keys, *measurement.columns, "refused"} <= {*rows[0]}
+    assert len({tuple(row[key] for key in measurement.keys) for row in rows}) == len(rows)
+    for row in rows:
+        figures = [row["time_ms"], row["gflops_per_s"], row["max_error"], row["kernels"]]
+        if row["refused"]:
+            assert figures == [None] * 4
+        else:
+            assert row["time_ms_p10"] <= row["time_ms"] <= row["time_ms_p90"]
+            assert (row["rounds"], row["peak_mib"]) == (3, 1.5)
+            assert 0 < row["relative_error"] < 1e-2
+            assert row["matmul_share"] == pytest.approx(
+                row["gflops_per_s"] / row["matmul_gflops_per_s"], rel=1e-3
+            )
+
+
+def test_the_fastest_stands_first_and_auto_takes_one_of_each_pass(bench):
+    rows = rows_of(bench(backends=["reference", "eager", "sdpa_flash"]))
+    for name in BOTH:
+        one = [row for row in rows if row["pass"] == name]
+        assert [row["time_ms"] for row in one] == sorted(row["time_ms"] for row in one)
+        assert [row["backend"] for row in one if row["auto"]] == ["eager"]
+
+
+def test_what_a_backend_cannot_is_its_reason(bench):
+    rows = rows_of(bench())
+    said = reasons(rows)
+    assert said["sdpa_cudnn"] == {"cannot run on cpu"}
+    assert said["eager"] == {""}
+    assert {row["pass"]: row["refused"] for row in rows if row["backend"] == "flex"} == {
+        "forward": "cannot be compiled without a compiler",
+        "forward+backward": "cannot compute gradients or be compiled without a compiler",
+    }
+
+
+class Witness:
+    """Counts the calls of a backend by number of samples: the gate has three."""
+
+    def __init__(self, monkeypatch, backend: type, answer=lambda out: out):
+        self.samples: list[int] = []
+        right = backend.__call__
+
+        def call(one, q, k, v, **given):
+            self.samples.append(len(q))
+            return answer(right(one, q, k, v, **given))
+
+        monkeypatch.setattr(backend, "__call__", call)
+
+
+GATE = r"^fails the gate: (out|dq|dk|dv) is \S+ from float64 and 1\.\de-05 is allowed$"
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_nothing_is_timed_that_failed_its_gate(bench, monkeypatch, factor):
+    witness = Witness(monkeypatch, Eager, lambda out: factor * out)
+    said = reasons(rows_of(bench(backends=["eager", "sdpa_flash"])))
+    assert all(re.match(GATE, reason) for reason in said["eager"])
+    assert said["sdpa_flash"] == {""}
+    assert set(witness.samples) == {3}, "it was called by the gate alone"
+
+
+def test_a_gradient_that_is_wrong_costs_the_pass_that_has_it(bench, monkeypatch):
+    Witness(monkeypatch, Eager, lambda out: out.detach() + 0 * out if out.requires_grad else out)
+    rows = rows_of(bench(backends=["eager"]))
+    assert [row["refused"].partition(" is ")[0] for row in rows] == ["", "fails the gate: dq"]
+
+
+def test_a_backend_that_other_kernels_computed_is_not_timed(bench, monkeypatch):
+    promise = backends.Kernels(required=frozenset({"aten::flash_of_lightning"}))
+    monkeypatch.setattr(Eager, "kernels", lambda *_, **__: promise)
+    said = reasons(rows_of(bench(backends=["eager", "sdpa_flash"])))
+    assert said["eager"] == {"backend=eager promises aten::flash_of_lightning, which did not run"}
+    assert said["sdpa_flash"] == {""}
+
+
+@pytest.mark.parametrize("error", [MemoryError("too much"), RuntimeError("a kernel's\ntraceback")])
+def test_what_a_backend_dies_of_is_its_reason_and_others_go_on(bench, monkeypatch, error):
+    def peak(*told, device):
+        assert device == "cpu"
+        if "eager" in told:
+            raise error
+        return 1.5
+
+    monkeypatch.setattr(attention_member, "peak_mib", peak)
+    said = reasons(rows_of(bench(backends=["eager", "sdpa_flash"])))
+    assert said == {"eager": {str(error).splitlines()[0]}, "sdpa_flash": {""}}
+
+
+def test_where_nobody_can_there_are_reasons_alone(bench):
+    rows = rows_of(bench(backends=["sdpa_cudnn", "sdpa_efficient"]))
+    assert all(row["refused"] and row["time_ms"] is None for row in rows)
+
+
+class FakeDevice:
+    """A clock that only work moves; work is queued at no time, and done when the clock is read."""
+
+    def __init__(self):
+        self.now, self.queued = 0.0, 0.0
+
+    def read(self, device: str) -> float:
+        self.now, self.queued = self.now + self.queued, 0.0
+        return self.now
+
+
+def test_a_time_is_that_of_all_work_which_a_call_queued_on_its_device(bench, monkeypatch):
+    device = FakeDevice()
+    order = []
+
+    def slow(name: str, seconds: float):
+        def answer(out):
+            order.append(name)
+            device.queued += seconds
+            return out
+
+        return answer
+
+    Witness(monkeypatch, Eager, slow("eager", 0.25))
+    Witness(monkeypatch, SdpaFlash, slow("flash", 0.5))
+    rows = rows_of(bench(backends=["eager", "sdpa_flash"], read=device.read, rounds=5))
+    assert [(row["backend"], row["time_ms"], row["time_ms_p90"]) for row in rows] == [
+        ("eager", 250.0, 250.0), ("sdpa_flash", 500.0, 500.0),
+    ] * 2  # fmt: skip
+    assert order[-12:] == ["eager", "flash"] * 6, "one round to warm up and five that count"
+    operations = 4 * 8 * 15**2 * 2 * 2
+    assert [row["gflops_per_s"] for row in rows[::2]] == [
+        pytest.approx(factor * operations / 0.25 / 1e9, rel=1e-3) for factor in (1, 3)
+    ]
+
+
+def test_a_cell_ends_when_its_time_is_up_but_has_three_rounds(bench, monkeypatch):
+    device = FakeDevice()
+
+    def slow(out):
+        device.queued += 5.0
+        return out
+
+    Witness(monkeypatch, Eager, slow)
+    rows = rows_of(bench(backends=["eager"], read=device.read, rounds=9, seconds=4.0))
+    assert [row["rounds"] for row in rows] == [3, 3]
+
+
+def call_of(pattern, grid: Grid, masks: frozenset[str] = frozenset(), **changes) -> AttentionCall:
+    given = {"dtype": torch.float32, "device": "cpu"} | changes
+    return AttentionCall(shape=Shape(2, 3, grid, 8), masks=masks, pattern=pattern, **given)
+
+
+PATTERNS = [
+    Full(), Window(3), Window((2, 4), shift=1), Axial("rows"), Axial("both"), Raster(),
+    Neighborhood(3, dilation=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "masks", [frozenset(), frozenset({"keys"}), frozenset({"dense"})], ids=sorted
+)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_a_pattern_computes_what_its_rule_as_a_mask_does(pattern, masks):
+    call = call_of(pattern, Grid(5, 7, 1), masks)
+    sample = call.sample()
+    leaves = list(sample.learned().values())
+    mask = replace(sample.mask, pattern=Placed(pattern, call.shape.grid))
+    out = attend(sample.q, sample.k, sample.v, mask=mask, backend="reference")
+    gradients = torch.autograd.grad(out, leaves, sample.grad)
+    ours = call.function(backends.load("eager"), sample)()
+    torch.testing.assert_close([*ours.values()], [*gradients], atol=1e-5, rtol=0)
+    once = replace(call, backward=False)
+    torch.testing.assert_close(once.function(backends.load("eager"), once.sample())(), out.detach())
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_what_is_asked_of_backends_is_known_before_they_are_called(pattern, backward):
+    class Asked(Recorder):
+        def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+            self.refuse(backends.Request.of(q, k, v, mask, bias, dropout_p))
+            return torch.zeros_like(q)
+
+    call = call_of(pattern, Grid(5, 7, 1), frozenset({"keys"}), backward=backward)
+    recorder = Asked()
+    with torch.set_grad_enabled(backward):
+        replace(call, backward=False).function(recorder, call.sample())()
+    assert set(call.requests) == set(recorder.requests)
+    assert call.requests[0].queries * call.requests[0].batch >= 2 * 35
+
+
+def test_operations_are_those_of_the_pairs_that_a_pattern_lets_see():
+    full = call_of(Full(), Grid(4, 6), backward=False)
+    assert full.operations == 4 * 8 * 24**2 * 2 * 3
+    assert replace(full, backward=True).operations == 3 * full.operations
+    assert replace(full, masks=frozenset({"dense"})).operations == full.operations
+    rows = call_of(Axial("rows"), Grid(4, 6), backward=False)
+    assert rows.operations * 4 == full.operations
+
+
+def test_the_shape_may_be_the_one_that_a_model_has_on_its_data(bench):
+    overrides = ("model=vit_tiny", "model.patch_size=4", "data=cifar10", "data.batch_size=5")
+    measurement = bench(*overrides, shapes=None)
+    (cell,) = measurement.cells()
+    assert cell.title == "(5, 3, 65, 64) on 8 x 8 + 1, float32, mask none, Full()"
+    with pytest.raises(ValueError, match=r"the model.s, and VisionTransformer brings"):
+        bench("model=timm", "data=imagenette", shapes=None)
+
+
+def test_patterns_are_choices_of_the_group_or_the_config_s_own(bench):
+    named = bench(shapes=[[1, 1, [8, 12], 4]], patterns=["full", "swin", Axial("cols")])
+    assert [cell.key.rpartition("none, ")[2] for cell in named.cells()] == [
+        "Full()", "Window(size=(4, 4), shift=(0, 0))", "Window(size=(4, 4), shift=(2, 2))",
+        "Axial(axis='cols')",
+    ]  # fmt: skip
+    own = bench("pattern=window", "pattern.size=3", shapes=[[1, 1, [8, 12], 4]])
+    assert [cell.key.rpartition("none, ")[2] for cell in own.cells()] == [
+        "Window(size=(3, 3), shift=(0, 0))"
+    ]
+
+
+@pytest.mark.parametrize(
+    "shape, tokens, written",
+    [
+        ([2, 3, 15, 8], 15, "(2, 3, 15, 8)"),
+        ([2, 3, [4, 6], 8], 24, "(2, 3, 24, 8) on 4 x 6"),
+        ([2, 3, [4, 6, 5], 8], 29, "(2, 3, 29, 8) on 4 x 6 + 5"),
+    ],
+)
+def test_a_shape_has_a_number_of_tokens_or_a_map(shape, tokens, written):
+    read = Shape.read(shape)
+    assert (read.grid.tokens, str(read)) == (tokens, written)
+
+
+@pytest.mark.parametrize(
+    "shape", [[2, 2, 16], [2, 2, 0, 8], [2, 2, [4], 8], [2, 2, [4, 0], 8], [2, 2, "16", 8], 16]
+)
+def test_anything_else_is_no_shape(shape):
+    with pytest.raises(ValueError, match=r"a shape is \[batch, heads, tokens, head width\]"):
+        Shape.read(shape)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"shapes": []}, r"bench.shapes=\[\] leaves nothing to measure"),
+        ({"backends": []}, r"bench.backends=\[\] leaves nothing to measure"),
+        ({"dtypes": ["float31"]}, "bench.dtypes has float31; use float32, bfloat16"),
+        ({"masks": ["padding"]}, "bench.masks has padding; use none, keys, dense"),
+        ({"backends": ["flex2"]}, "backend=flex2 does not exist; did you mean flex"),
+        ({"rounds": 2}, "bench.rounds=2 shows no noise; use 3 or more"),
+        ({"patterns": ["window"]}, r"Window\(.*\) needs a map, and bench.shapes has 15 tokens"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(bench, changes, message):
+    with pytest.raises(ValueError, match=message):
+        bench(**changes)
+
+
+def test_compiled_backends_say_what_compiling_took(bench, monkeypatch):
+    # A compiler that compiles nothing is enough to see that calls go through it.
+    real = torch.compile
+    plain = lambda function, **knobs: real(function, backend="eager", **knobs)  # noqa: E731
+    monkeypatch.setattr(torch, "compile", plain)
+    measurement = bench("compile=true", backends=["eager", "sdpa_flash"])
+    rows = rows_of(measurement)
+    assert reasons(rows) == {"eager": {""}, "sdpa_flash": {""}}
+    assert all(row["compiled"] and row["compile_s"] is not None for row in rows)
+    assert all(row["compile_s"] is None for row in rows_of(bench(backends=["eager"])))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a peak")
+def test_a_call_written_out_takes_memory_for_its_scores_and_flash_does_not():
+    grid = Grid(1, 1024)
+    call = AttentionCall(
+        shape=Shape(1, 4, grid, 8), dtype=torch.float32, masks=frozenset(), pattern=Full(),
+        device="cpu", backward=False,
+    )  # fmt: skip
+    scores = 4 * 1024**2 * 4 / 2**20  # MiB
+    peaks = {
+        name: peak_mib(function_of, call, name, False, device="cpu")
+        for name in ("eager", "sdpa_flash")
+    }
+    assert peaks["eager"] > scores - RESOLUTION_MIB
+    assert peaks["sdpa_flash"] < scores / 2
+    training = replace(call, backward=True)
+    assert peak_mib(function_of, training, "eager", False, device="cpu") > 2 * scores - 1
+
+
+def test_masks_and_patterns_reach_the_process_that_measures_memory():
+    call = call_of(Window(3), Grid(5, 7, 1), frozenset({"keys"}))
+    assert peak_mib(function_of, call, "eager", False, device="cpu") is not None
