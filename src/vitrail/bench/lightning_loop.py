@@ -1,0 +1,122 @@
+"""Training steps as Lightning's Trainer drives them, in turn with those of others."""
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from omegaconf import DictConfig
+from pytorch_lightning import Callback, Trainer
+
+from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.bench.bare_loop import Batch
+from vitrail.run.assemble import Plan, build_trainer
+from vitrail.run.receipt import watch
+from vitrail.run.saving import BestAndLast, WholeFiles
+from vitrail.run.stopping import StopBetweenBatches
+from vitrail.tracking.loggers import Loggers, open_loggers
+from vitrail.training.classifier import Classifier
+from vitrail.training.progress import Progress
+from vitrail.training.throughput import Throughput
+
+LIGHTNING = "lightning"
+
+
+class Turns:
+    """What a Trainer takes for its loader; between its steps the others have their turns.
+
+    Each round, the others are called once and timed, then the Trainer is given `steps` batches. Its
+    turn lasts until it asks for the batch after them, so all that it does around a step counts.
+    times: seconds of each by name, Lightning's under `lightning`, without the warm-up rounds.
+    """
+
+    def __init__(
+        self,
+        others: Mapping[str, Callable[[], object]],
+        batch: Batch,
+        *,
+        steps: int,
+        device: str,
+        rounds: int,
+        warm_up: int = 1,
+        read: Callable[[str], float] = clock,
+    ):
+        self.times: dict[str, Times] = {}
+        self._others = others
+        self._batch = (batch.images, batch.labels, batch.padding)
+        self.steps, self._rounds, self._warm_up = steps, rounds, warm_up
+        self._device, self._read = device, read
+
+    def __len__(self) -> int:
+        """One more than are counted: asked for that one, Lightning has finished those before."""
+        return self.steps * (self._warm_up + self._rounds) + 1
+
+    def __iter__(self) -> Iterator[tuple]:
+        found: dict[str, list[float]] = {name: [] for name in (*self._others, LIGHTNING)}
+        for number in range(1 - self._warm_up, self._rounds + 1):
+            passed = self._of_the_others()
+            start = self._read(self._device)
+            for _ in range(self.steps):
+                yield self._batch
+            passed[LIGHTNING] = self._read(self._device) - start
+            if number > 0:
+                for name, seconds in passed.items():
+                    found[name].append(seconds)
+        self.times = {name: Times(tuple(seconds)) for name, seconds in found.items()}
+        yield self._batch
+
+    def _of_the_others(self) -> dict[str, float]:
+        times = interleave(self._others, device=self._device, rounds=1, warm_up=0, read=self._read)
+        return {name: found.median for name, found in times.items()}
+
+
+def drive(
+    turns: Turns, classifier: Classifier, config: DictConfig, plan: Plan, folder: Path
+) -> None:
+    """Fit a classifier on these turns, one epoch, as train.py would on one device.
+
+    folder: what such a run writes goes there. It logs once in a turn.
+    """
+    stopping = StopBetweenBatches()
+    with open_loggers({}, folder, config={}, run_id=None, resumed_at=None) as loggers:
+        trainer = build_trainer(
+            config,
+            precision=plan.precision,
+            default_root_dir=folder,
+            logger=loggers,
+            plugins=[WholeFiles()],
+            callbacks=callbacks(plan, loggers, folder, stopping),
+            max_epochs=1,
+            max_steps=-1,
+            max_time=None,
+            accumulate_grad_batches=1,
+            limit_train_batches=None,
+            limit_val_batches=0,
+            log_every_n_steps=turns.steps,
+        )
+        _fit(trainer, classifier, turns, stopping)
+
+
+def callbacks(
+    plan: Plan, loggers: Loggers, folder: Path, stopping: StopBetweenBatches
+) -> list[Callback]:
+    """Those of a run that do anything at a step, but for EMA, which a bare loop would do too."""
+    return [
+        Progress(),
+        Throughput(),
+        watch(plan, loggers, folder, compiled=False, from_step=0),
+        stopping,
+        BestAndLast(folder, validated=False),
+    ]
+
+
+def _fit(
+    trainer: Trainer, classifier: Classifier, turns: Turns, stopping: StopBetweenBatches
+) -> None:
+    try:
+        with redirect_stdout(io.StringIO()):  # the line that an epoch ends with
+            trainer.fit(classifier, turns, [])  # which is no validation, and no warning
+    except SystemExit as stop:
+        if stopping.asked:
+            raise KeyboardInterrupt from stop
+        raise

@@ -1,0 +1,13 @@
+"""Measurements that train in this process do so on one device."""
+
+from omegaconf import DictConfig
+
+
+def check_one_device(config: DictConfig) -> None:
+    """Raise ValueError where a config asks for more devices than one, or may."""
+    trainer = config.trainer
+    if (trainer.devices, trainer.num_nodes, trainer.strategy) != (1, 1, "auto"):
+        raise ValueError(
+            f"trainer.devices={trainer.devices} may be several devices, and bench.py measures on "
+            "one; use trainer=auto, cpu or gpu"
+        )

@@ -1,0 +1,232 @@
+"""Whole training steps and inference of the config's own model, by every backend and by others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vitrail.attention import backends
+from vitrail.attention.backends import AUTO
+from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.bench.bare_loop import equip
+from vitrail.bench.intervals import Interval, median_interval
+from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
+from vitrail.bench.matmul_peak import matmul_peak
+from vitrail.bench.measurement import Cell, Context, Findings, Row
+from vitrail.bench.one_device import check_one_device
+from vitrail.bench.step_findings import findings
+from vitrail.bench.step_members import (
+    COMPILED,
+    OWN,
+    TIMM,
+    Member,
+    Setting,
+    chosen,
+    compiled,
+    members_of,
+    only,
+)
+from vitrail.run.layers import LayerPlan
+
+TRAINING, INFERENCE = "training", "inference"
+LEAST_ROUNDS = 6  # that bound a median, see `median_interval`
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBench:
+    """The step of the config's model, batch size and precision, on noise of its data's shape.
+
+    Members, in turn within each round: every backend in a loop of torch alone; `timm`, the same
+    architecture and weights by timm; `compiled` where the config says `compile=true`; and in
+    training `lightning`, which does all that train.py does around a step. The data are not read.
+    One device computes, gradients are not accumulated, and weights not averaged.
+
+    backends: names, None for all. rounds: turns of each member. steps: that a member takes in a
+    turn; Lightning logs once in as many. read: the clock, see `interleave`.
+
+    A backend that cannot serve the model, fails its gate, or finds too little memory becomes a row
+    with the reason. Raises ValueError for what cannot be measured at all.
+    """
+
+    context: Context
+    backends: Sequence[str] | None
+    rounds: int
+    steps: int
+    read: Callable[[str], float] = clock
+
+    keys = ("mode", "member", "model", "batch", "image", "precision", "device")
+    columns = (
+        "mode", "member", "step_ms", "images_per_second", "attention_percent", "mfu_percent",
+        "peak_mib", "time_vs_timm", "overhead_percent", "auto",
+    )  # fmt: skip
+
+    def __post_init__(self):
+        check_one_device(self.context.config)
+        if self.rounds < LEAST_ROUNDS:
+            raise ValueError(
+                f"bench.rounds={self.rounds} bounds no median; use {LEAST_ROUNDS} or more"
+            )
+        if self.steps < 1:
+            raise ValueError(f"bench.steps={self.steps} measures nothing; use 1 or more")
+        if self.backends is not None and not self.backends:
+            raise ValueError("bench.backends=[] leaves nothing to measure; name one")
+        for name in (self.context.config.backend, *(self.backends or ())):
+            if name not in backends.names():
+                backends.load(name)
+        setting = self._settings[TRAINING]
+        if self.backends is not None:
+            setting.plan.check_backend(self.backends[0])
+
+    def cells(self) -> Sequence[Cell]:
+        plan = self._settings[TRAINING].plan
+        height, width = plan.data.image_size
+        shape = f"{plan.data.batch_size} x 3 x {height} x {width}"
+        name = type(plan.outline).__name__
+        return [
+            Cell(mode, f"{mode}: {name}, {shape}, {plan.precision}")
+            for mode in (TRAINING, INFERENCE)
+        ]
+
+    def measure(self, cell: Cell) -> list[Row]:
+        """A row a member, the fastest first, refused ones last."""
+        setting = self._settings[cell.key]
+        own, layers, auto = self._chosen(setting)
+        members, refused = self._members(setting, own, layers)
+        times = self._times(setting, members, layers)
+        about = {name: self._about(cell.key, name) for name in (*times, *refused)}
+        rows = [
+            {
+                **about[name],
+                "backend": members.get(name, members[own]).backend,
+                **_speed(times[name], self.steps, setting.plan.data.batch_size),
+                **self._cost(setting, members.get(name), times[name]),
+                **_compared(times[name], times.get(TIMM)),
+                **_overhead(times[name] if name == LIGHTNING else None, times[own], self.steps),
+                "auto": name == auto,
+                "refused": "",
+            }
+            for name in sorted(times, key=lambda name: times[name].median)
+        ]
+        blank = dict.fromkeys(rows[0])
+        return rows + [
+            {**blank, **about[name], "backend": name, "refused": reason}
+            for name, reason in refused.items()
+        ]
+
+    def findings(self, rows: Sequence[Row]) -> Findings:
+        return findings(rows)
+
+    @cached_property
+    def _settings(self) -> dict[str, Setting]:
+        steps = self.steps * (self.rounds + 1) + 1
+        return {
+            mode: Setting(self.context.config, training=mode == TRAINING, total_steps=steps)
+            for mode in (TRAINING, INFERENCE)
+        }
+
+    def _chosen(self, setting: Setting) -> tuple[str, dict[str, LayerPlan], str]:
+        """The member that computes as the config has it, its layers, and the one that auto takes.
+
+        Raises Refused or FailedGate where the config names a backend that may not.
+        """
+        if not setting.plan.layers:
+            return OWN, {}, ""
+        backend, automatic = self.context.config.backend, setting.layers(AUTO)
+        layers = automatic if backend == AUTO else setting.layers(backend)
+        return only(layers) if backend == AUTO else backend, layers, only(automatic)
+
+    def _members(
+        self, setting: Setting, own: str, layers: Mapping[str, LayerPlan]
+    ) -> tuple[dict[str, Member], dict[str, str]]:
+        """Those to be timed, and the reasons of the others."""
+        asked = dict.fromkeys((self.backends or backends.names()) if layers else ())
+        members, refused = members_of(setting, {**asked, own: chosen(layers)})
+        if own in refused:
+            raise ValueError(f"the config's own step cannot be computed: {refused[own]}")
+        if self.context.config.compile:
+            try:
+                members[COMPILED] = compiled(setting, chosen(layers))
+            except RuntimeError as error:
+                refused[COMPILED] = str(error).partition("\n")[0]
+        return members, refused
+
+    def _times(
+        self, setting: Setting, members: Mapping[str, Member], layers: Mapping[str, LayerPlan]
+    ) -> dict[str, Times]:
+        """Seconds of the turns of each member, and in training of Lightning's."""
+        turns = {name: partial(member.turn, self.steps) for name, member in members.items()}
+        how = {"device": setting.device, "rounds": self.rounds, "read": self.read}
+        if not setting.training:
+            return interleave(turns, **how)
+        network = deepcopy(setting.network)
+        equip(network, chosen(layers))
+        loader = Turns(turns, setting.batch, steps=self.steps, **how)
+        plan = replace(setting.plan, layers=layers)
+        with TemporaryDirectory(prefix="lightning-", dir=self.context.folder) as folder:
+            classifier = setting.classifier(network)
+            drive(loader, classifier, setting.config, plan, Path(folder))
+        return loader.times
+
+    def _about(self, mode: str, name: str) -> Row:
+        plan = self._settings[mode].plan
+        height, width = plan.data.image_size
+        return {
+            "mode": mode,
+            "member": name,
+            "model": "VisionTransformer of timm" if name == TIMM else type(plan.outline).__name__,
+            "batch": plan.data.batch_size,
+            "image": f"{height}x{width}",
+            "precision": plan.precision,
+            "device": self._settings[mode].device,
+        }
+
+    def _cost(self, setting: Setting, member: Member | None, times: Times) -> Row:
+        """What a step is made of and takes; of Lightning's, which is no other, only the speed."""
+        arithmetic = setting.arithmetic
+        peak = matmul_peak(arithmetic.autocast or arithmetic.dtype, setting.device)
+        share = beyond = None
+        if member is not None:
+            beyond, share = member.beyond_mib, member.attention_share()
+        state = None if member is None else member.loop.state_mib
+        return {
+            "attention_percent": None if share is None else 100 * share,
+            "mfu_percent": 100 * setting.flops * self.steps / times.median / peak,
+            "peak_mib": None if beyond is None else state + beyond,
+            "state_mib": state,
+            "first_step_s": None if member is None else member.first_s,
+        }
+
+
+def _speed(times: Times, steps: int, batch: int) -> Row:
+    ends = {"": times.median, "_p10": times.band[0], "_p90": times.band[1]}
+    slower = {"": "", "_p10": "_p90", "_p90": "_p10"}
+    return {
+        **{f"step_ms{end}": 1000 * seconds / steps for end, seconds in ends.items()},
+        **{f"images_per_second{end}": batch * steps / ends[slower[end]] for end in ends},
+    }
+
+
+def _compared(times: Times, timm: Times | None) -> Row:
+    """How many times as long as timm's step, by pairs of the same round."""
+    if timm is None:
+        return _interval("time_vs_timm", None)
+    pairs = zip(times.seconds, timm.seconds, strict=True)
+    return _interval("time_vs_timm", median_interval([mine / theirs for mine, theirs in pairs]))
+
+
+def _overhead(lightning: Times | None, bare: Times, steps: int) -> Row:
+    """What Lightning's step takes more than the bare one, by pairs of the same round."""
+    if lightning is None:
+        return {**_interval("overhead_ms", None), **_interval("overhead_percent", None)}
+    pairs = list(zip(lightning.seconds, bare.seconds, strict=True))
+    more = median_interval([1000 * (one - other) / steps for one, other in pairs])
+    share = median_interval([100 * (one / other - 1) for one, other in pairs])
+    return {**_interval("overhead_ms", more), **_interval("overhead_percent", share)}
+
+
+def _interval(name: str, interval: Interval | None) -> Row:
+    if interval is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
