@@ -175,7 +175,8 @@ def _sentence(summary: Row) -> str:
             written(summary[f"{which} B / A"]) for which in ("median", "smallest", "largest")
         )
         reach = f"; B / A is {middle} in the median, from {low} to {high}"
-    return f"{summary['figure']}, of {summary['rows']} pairs of rows: {counts}{reach}"
+    pairs = f"{summary['rows']} pair{'s' * (summary['rows'] > 1)} of rows"
+    return f"{summary['figure']}, of {pairs}: {counts}{reach}"
 
 
 def _alone(a: Kept, b: Kept, keys: Sequence[str]) -> Iterator[Row]:

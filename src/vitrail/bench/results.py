@@ -11,13 +11,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from vitrail.bench.measurement import Row
 from vitrail.run.next_command import shown
 from vitrail.tracking.atomic import naming, write_json, write_text
-from vitrail.tracking.environment import describe
 
 CELLS = "cells.jsonl"
 
@@ -189,34 +185,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _whole(data: bytes) -> int:
     """How many bytes of it are whole lines."""
     return data.rfind(b"\n") + 1
-
-
-def show(rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Print what differs between the rows, and below them the reasons of the refused ones."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("backend", "forward ms", "forward+backward ms", "10-90 %", "ratio", "auto"):
-        table.add_column(heading, justify="left" if heading == "backend" else "right")
-    best = rows[0]["forward_backward_ms"]
-    for row in rows:
-        if row["refused"]:
-            continue
-        whole = row["forward_backward_ms"]
-        band = f"{row['forward_backward_ms_p10']:.2f}-{row['forward_backward_ms_p90']:.2f}"
-        times = (f"{row['forward_ms']:.2f}", f"{whole:.2f}", band, f"{whole / best:.2f}x")
-        table.add_row(row["backend"], *times, "chosen" * row["auto"])
-    console = Console()
-    console.print(table)
-    for row in rows:
-        if row["refused"]:
-            console.print(f"{row['backend']} {row['refused']}", markup=False)
-
-
-def write(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """results.csv for spreadsheets, results.json with the environment; both whole or not at all."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(folder / "results.csv", text.getvalue())
-    write_json(folder / "results.json", {"environment": describe(), "rows": list(rows)})
-    print(f"results: {folder / 'results.csv'} and results.json")
