@@ -1,10 +1,11 @@
 """What the rows of `bench=attention` say: who is fastest where, and how time and memory grow."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from vitrail.bench.bands import band, overlap
+from vitrail.bench.grouping import grouped
 from vitrail.bench.growth import exponent
 from vitrail.bench.measurement import Chart, Findings, Point, Row
 from vitrail.bench.memory import RESOLUTION_MIB
@@ -41,14 +42,6 @@ def findings(rows: Sequence[Row]) -> Findings:
     }
     figures |= {f"matmul_gflops_per_s/{row['dtype']}": row["matmul_gflops_per_s"] for row in rows}
     return Findings([one for one in charts if one.lines], sentences, figures)
-
-
-def grouped(rows: Iterable[Row], columns: Sequence[str]) -> list[list[Row]]:
-    """Rows that agree in these columns, in the order in which the first of each group comes."""
-    groups: dict[tuple, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
-    return list(groups.values())
 
 
 def growth(line: Sequence[Row], quantity: str) -> float | None:
