@@ -23,7 +23,7 @@ SYNTHETIC = (
     "data.dataset.num_classes=2",
 )  # fmt: skip
 OFF = {knob: getattr(UNCHANGED, knob) for knob in KNOBS}
-ROUNDS = {"rounds": 3, "workers": [0], "augments": {"none": {}}}
+ROUNDS = {"rounds": 3, "workers": [0], "augments": ["none"]}
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -167,7 +167,7 @@ def test_processes_end_with_the_cell():
 
 
 def test_from_files_all_three_are_measured_with_the_same_columns(bench, folder):
-    measurement = bench(*folder, augments={"own": None, "flip": {"flip": True}})
+    measurement = bench(*folder, augments=["own", "flip"], recipes={"flip": {"flip": True}})
     assert [cell.title for cell in measurement.cells()] == [
         "ImageFolder, 12 px, own, 0 workers", "ImageFolder, 12 px, flip, 0 workers",
     ]  # fmt: skip
@@ -234,13 +234,14 @@ def test_datasets_are_choices_of_the_group(bench):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"workers": []}, "bench.workers is empty"),
-        ({"datasets": []}, "bench.datasets is empty"),
-        ({"augments": {}}, "bench.augments is empty"),
+        ({"workers": []}, r"bench.workers=\[\] leaves nothing"),
+        ({"datasets": []}, r"bench.datasets=\[\] leaves nothing"),
+        ({"augments": []}, r"bench.augments=\[\] leaves nothing"),
         ({"workers": [1, -1]}, r"bench.workers=\[1, -1\] has fewer than 0"),
         ({"rounds": 2}, "bench.rounds=2 shows no noise; use 3 or more"),
-        ({"augments": {"mine": {"flop": True}}}, "bench.augments.mine has flop; its knobs are sca"),
-        ({"augments": {"mine": {"auto": "magic"}}}, "augment.auto=magic is unknown"),
+        ({"augments": ["flip"]}, "bench.augments has flip; use own, none, crop_flip, randaugment"),
+        ({"recipes": {"none": {"flop": True}}}, "bench.recipes.none has flop; its knobs are scale"),
+        ({"recipes": {"none": {"auto": "magic"}}}, "augment.auto=magic is unknown"),
     ],
     ids=str,
 )

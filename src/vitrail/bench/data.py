@@ -16,6 +16,7 @@ from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
 from vitrail.bench.pipelines import Epochs, NoPipeline, Pipelines
 from vitrail.data.augment import UNCHANGED, Augment
 
+OWN = "own"
 LEAST = 3  # rounds, however long they take, because a band is made of several
 KNOBS = ("scale", "auto", "crop_padding", "flip", "erase")
 # By the pipeline, and whether its images are decoded once and for all.
@@ -33,11 +34,11 @@ FIGURES = (
 class DataBench:
     """Datasets x augmentations x workers; in a cell the pipelines serve an epoch in turn.
 
-    datasets: choices of configs/data; None takes the config's own. augments: by name, which knobs
-    of `Augment` are on; None is what the dataset's config says. workers: numbers of processes.
-    images: of an epoch, at most; whole batches of them are served. rounds: epochs that are timed.
-    seconds: a cell's rounds end with the one in which so many have passed, though not before the
-    third. read: see `interleave`.
+    datasets: choices of configs/data; None takes the config's own. augments: names of recipes, or
+    `own`, which is what the dataset's config says. recipes: by name, which knobs of `Augment` are
+    on. workers: numbers of processes. images: of an epoch, at most; whole batches of them are
+    served. rounds: epochs that are timed. seconds: a cell's rounds end with the one in which so
+    many have passed, though not before the third. read: see `interleave`.
 
     The pipelines are vitrail's with a cache, vitrail's without one, and torchvision's, all on the
     same training images; one that does not exist is a row with the reason. Raises ValueError for
@@ -46,7 +47,8 @@ class DataBench:
 
     context: Context
     datasets: Sequence[str] | None
-    augments: Mapping[str, Mapping[str, Any] | None]
+    augments: Sequence[str]
+    recipes: Mapping[str, Mapping[str, Any]]
     workers: Sequence[int]
     images: int
     rounds: int
@@ -59,7 +61,7 @@ class DataBench:
     def __post_init__(self):
         for name in ("datasets", "augments", "workers"):
             if getattr(self, name) is not None and not getattr(self, name):
-                raise ValueError(f"bench.{name} is empty and leaves nothing to measure; name one")
+                raise ValueError(f"bench.{name}=[] leaves nothing to measure; name one")
         if min(self.workers) < 0:
             raise ValueError(f"bench.workers={list(self.workers)} has fewer than 0; use 0 or more")
         if self.rounds < LEAST:
@@ -113,7 +115,7 @@ class DataBench:
         if self.datasets is not None:
             nodes = [choice("data", name) for name in self.datasets]
         cells = {}
-        for node, (name, knobs), workers in product(nodes, self.augments.items(), self.workers):
+        for node, name, workers in product(nodes, self.augments, self.workers):
             words = {
                 "dataset": node.dataset._target_.rpartition(".")[2],
                 "image_size": str(node.image_size),
@@ -121,24 +123,29 @@ class DataBench:
                 "workers": workers,
                 "batch_size": node.batch_size,
             }
-            augment = instantiate(node.augment) if knobs is None else _augment(name, knobs)
             title = f"{words['dataset']}, {node.image_size} px, {name}, {workers} workers"
-            cells[title] = words, node, augment, workers
+            cells[title] = words, node, self._augment(name, node), workers
         return cells
+
+    def _augment(self, name: str, node: DictConfig) -> Augment:
+        if name == OWN:
+            return instantiate(node.augment)
+        if name not in self.recipes:
+            raise ValueError(
+                f"bench.augments has {name}; use {', '.join((OWN, *self.recipes))}, or write another "
+                "of bench.recipes"
+            )
+        off = {knob: getattr(UNCHANGED, knob) for knob in KNOBS}
+        if strange := sorted(self.recipes[name].keys() - off.keys()):
+            raise ValueError(
+                f"bench.recipes.{name} has {', '.join(strange)}; its knobs are {', '.join(KNOBS)}"
+            )
+        return Augment(**off | self.recipes[name])
 
     @cached_property
     def _read(self) -> dict[str, Pipelines]:
         """What has been read of each dataset until now."""
         return {}
-
-
-def _augment(name: str, knobs: Mapping[str, Any]) -> Augment:
-    off = {knob: getattr(UNCHANGED, knob) for knob in KNOBS}
-    if strange := sorted(knobs.keys() - off.keys()):
-        raise ValueError(
-            f"bench.augments.{name} has {', '.join(strange)}; its knobs are {', '.join(KNOBS)}"
-        )
-    return Augment(**off | knobs)
 
 
 def _figures(images: int, times: Times) -> dict[str, Value]:
