@@ -132,8 +132,8 @@ class DataBench:
             return instantiate(node.augment)
         if name not in self.recipes:
             raise ValueError(
-                f"bench.augments has {name}; use {', '.join((OWN, *self.recipes))}, or write another "
-                "of bench.recipes"
+                f"bench.augments has {name}; use {', '.join((OWN, *self.recipes))}, or add it to "
+                "bench.recipes"
             )
         off = {knob: getattr(UNCHANGED, knob) for knob in KNOBS}
         if strange := sorted(self.recipes[name].keys() - off.keys()):
