@@ -123,6 +123,57 @@ def test_losses_and_the_rate_of_each_step_are_logged(classify, batched, trainer)
     assert len([row for row in logged(fitted) if row["val/acc"]]) == 2
 
 
+@pytest.mark.parametrize("every", [0, 1, 2, 3])
+def test_the_means_of_an_epoch_are_over_its_images_however_seldom_is_logged(
+    every, classify, batched, trainer
+):
+    fitted = trainer(max_epochs=2, log_every_n_steps=every)
+    model = classify(3)
+    losses, images = [], []
+    step = model.training_step
+
+    def noted(batch):
+        loss = step(batch)
+        if fitted.current_epoch == 1:
+            losses.append(loss.item())
+            images.append(len(batch[1]))
+        return loss
+
+    model.training_step = noted
+    fitted.fit(model, batched(10, 4), batched(4, 4))
+    assert images == [4, 4, 2]
+    mean = sum(loss * count for loss, count in zip(losses, images, strict=True)) / 10
+    assert fitted.callback_metrics["train/epoch_loss"].item() == pytest.approx(mean, rel=1e-6)
+    assert fitted.callback_metrics["train/loss"].item() == pytest.approx(losses[-1])
+
+
+def test_an_epoch_that_is_cut_short_has_a_mean_of_its_own_batches(classify, batched, trainer):
+    fitted = trainer(max_epochs=-1, max_steps=5, log_every_n_steps=3)
+    model = classify(3)
+    losses = []
+    step = model.training_step
+    model.training_step = lambda batch: losses.append(step(batch)) or losses[-1]
+    fitted.fit(model, batched(10, 4), [])
+    assert len(losses) == 5, "three batches, and two of four images each"
+    mean = (losses[3].item() + losses[4].item()) / 2
+    assert fitted.callback_metrics["train/epoch_loss"].item() == pytest.approx(mean)
+
+
+def test_lightning_is_handed_values_only_where_they_are_written(classify, batched, trainer):
+    fitted = trainer(max_epochs=1, log_every_n_steps=3, limit_val_batches=0)
+    model = classify(3)
+    handed = []
+    log = model.log
+    model.log = lambda name, *value, **how: (
+        handed.append((fitted.global_step, name)) or log(name, *value, **how)
+    )
+    fitted.fit(model, batched(20, 4), [])
+    assert {step for step, _ in handed} == {2, 4}, "the third step is written, the fifth the last"
+    assert [name for step, name in handed if step == 2] == [
+        "train/loss", "lr", "train/epoch_loss", "train/acc",
+    ]  # fmt: skip
+
+
 def test_a_network_is_given_the_padding_where_there_is_one(classify, trainer):
     class Asks(nn.Module):
         def __init__(self):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitrail.training.fsdp import FSDP
+from vitrail.training.means import Means
 from vitrail.training.mixing import Mixing
 from vitrail.training.optim import Optim
 from vitrail.training.tally import Tally
@@ -50,6 +51,7 @@ class Classifier(LightningModule):
         self.optim = optim
         self.label_smoothing = label_smoothing
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, classes=len(self.classes))
+        self._unlogged = Means()
         self._reports: dict[str, dict[str, Any]] = {}
 
     def forward(self, images: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -92,15 +94,33 @@ class Classifier(LightningModule):
         images, targets = self.mixing(images, labels, padding)
         logits = self(images, padding)
         loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        self.log("train/loss", loss)
-        whole = {"on_step": False, "on_epoch": True, "batch_size": len(labels), "sync_dist": True}
-        self.log("train/epoch_loss", loss, **whole)
-        rate = max(self.lr_schedulers().get_last_lr())
-        self.log("lr", torch.tensor(rate, dtype=torch.float64))
+        self._unlogged.add("train/epoch_loss", loss.detach(), len(labels))
         if not self.mixing.ways:
             right = (logits.argmax(dim=1) == labels).float().mean()
-            self.log("train/acc", right, **whole)
+            self._unlogged.add("train/acc", right, len(labels))
+        if self._is_logged():
+            self._log_training(loss)
         return loss
+
+    def _is_logged(self) -> bool:
+        """Whether the loggers write after this batch, or its epoch ends with it.
+
+        Lightning takes any value at any batch, for half a millisecond each, and forgets most.
+        """
+        trainer, steps = self.trainer, self.trainer.global_step + 1
+        written = trainer.log_every_n_steps and steps % trainer.log_every_n_steps == 0
+        return written or trainer.is_last_batch or steps == trainer.max_steps
+
+    def _log_training(self, loss: Tensor) -> None:
+        self.log("train/loss", loss)
+        rate = max(self.lr_schedulers().get_last_lr())
+        self.log("lr", torch.tensor(rate, dtype=torch.float64))
+        for name, (mean, images) in self._unlogged.take().items():
+            whole = {"on_step": False, "on_epoch": True, "batch_size": images, "sync_dist": True}
+            self.log(name, mean, **whole)
+
+    def on_train_epoch_start(self) -> None:
+        self._unlogged.take()  # what an epoch left that was cut short
 
     def on_validation_epoch_start(self) -> None:
         self._start_tally()
