@@ -148,7 +148,7 @@ def test_the_means_of_an_epoch_are_over_its_images_however_seldom_is_logged(
 
 
 def test_an_epoch_that_is_cut_short_has_a_mean_of_its_own_batches(classify, batched, trainer):
-    fitted = trainer(max_epochs=-1, max_steps=5, log_every_n_steps=3)
+    fitted = trainer(max_epochs=-1, max_steps=5, log_every_n_steps=3, limit_val_batches=0)
     model = classify(3)
     losses = []
     step = model.training_step
