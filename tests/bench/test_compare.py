@@ -53,7 +53,7 @@ def test_bands_apart_tell_which_is_lower_and_bands_that_meet_tell_no_difference(
         figure("sdpa", 197, 8.0, 7.0, 9.0),
     ]
     b = [
-        figure("sdpa", 197, 8.5, 9.0, 9.5),  # touches
+        figure("sdpa", 197, 8.5, 9.0, 9.5, peak_mib=10.5),  # touches
         figure("sdpa", 64, 5.5, 4.5, 6.5),  # overlaps
         figure("eager", 197, 40.0, 38.0, 42.0),  # higher
         figure("eager", 64, 5.0, 4.5, 5.5),  # lower
@@ -69,7 +69,8 @@ def test_bands_apart_tell_which_is_lower_and_bands_that_meet_tell_no_difference(
     one = rows["eager", 197, "forward_ms"]
     assert (one["A old"], one["B new"], one["B / A"]) == (20.0, 40.0, 2.0)
     assert (one["A old_low"], one["B new_high"]) == (19.0, 42.0)
-    assert rows["eager", 64, "peak_mib"]["verdict"] == "no band", "a ratio alone is no proof"
+    assert rows["sdpa", 197, "peak_mib"]["verdict"] == "no band", "a ratio alone is no proof"
+    assert rows["eager", 64, "peak_mib"]["verdict"] == "no difference"
     sentence = (
         "forward_ms, of 4 pairs of rows: lower in B in 1, higher in B in 1, no difference in 2; "
         "B / A is 1.081 in the median, from 0.5 to 2"

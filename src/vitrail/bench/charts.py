@@ -119,7 +119,7 @@ def _logarithmic(axes: "Axes", points: Sequence[Point]) -> None:
         (axes.yaxis, [point.y for point in points]),
     ):
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-        few = max(values) / min(values) < 30
+        few = max(values) / min(values) < 100
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(plain)

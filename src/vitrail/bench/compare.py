@@ -103,8 +103,8 @@ def tells_apart(key: str, a: Kept, b: Kept) -> bool:
 def side_by_side(a: Kept, b: Kept, keys: Sequence[str]) -> list[Row]:
     """A row for each figure of each pair of rows: both, their bands, the ratio B / A, a verdict.
 
-    Verdict: whether it is lower or higher in B; `no difference` where the bands overlap; `no band`
-    where one has none, so that the figures alone cannot tell it from noise.
+    Verdict: whether it is lower or higher in B; `no difference` where the figures are equal or the
+    bands overlap; `no band` where one has none, so that the two alone cannot be told from noise.
     """
     others = b.by_key(keys)
     columns = list(a.rows[0])
@@ -155,6 +155,8 @@ def _verdict(
     band_of_one: tuple[float, float] | None,
     band_of_other: tuple[float, float] | None,
 ) -> str:
+    if one == other:
+        return SAME
     if band_of_one is None or band_of_other is None:
         return UNKNOWN
     if overlap(band_of_one, band_of_other):

@@ -111,7 +111,9 @@ def _table(table: Table) -> str:
         for name in columns
     )
     lines = "\n".join(f"<tr>{_row(row, keys, columns, numbers)}</tr>" for row in table.rows)
-    everywhere = ", ".join(f"{heading(key)} {written(value)}" for key, value in same.items())
+    everywhere = ", ".join(
+        f"{heading(key)} {written(value)}" for key, value in same.items() if value not in ("", None)
+    )
     count = f"{len(table.rows)} row{'s' * (len(table.rows) > 1)}"
     caption = f"{count}; all of {everywhere}" if everywhere else count
     content = (
