@@ -83,7 +83,7 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
         else:
             errors, around = OneLine(groups, traced), removed_if_unused(folder, call.output_subdir)
         with env_override({FULL_ERROR: str(int(traced))}), errors, around:
-            if added := _added(call):
+            if added := _added(call, groups):
                 check_additions(config, _without(added, call))
             check_config(config)
             task(config, folder)
@@ -159,10 +159,14 @@ def _typed(overrides: ListConfig) -> list[str]:
     return OmegaConf.to_container(overrides, resolve=False)
 
 
-def _added(call: HydraConf) -> list[str]:
-    """The overrides of this command that add a key with `+`, rather than a choice of a group."""
+def _added(call: HydraConf, groups: list[str]) -> list[str]:
+    """The overrides that add a key with `+`, rather than a choice of one of the command's groups.
+
+    Hydra takes any folder of configs for a group; one that this command does not read is a key that
+    nobody reads.
+    """
     plus = [override for override in _typed(call.overrides.task) if override.startswith("+")]
-    return [key for key in plus if key.strip("+").partition("=")[0] not in call.runtime.choices]
+    return [key for key in plus if key.strip("+").partition("=")[0] not in groups]
 
 
 def _without(added: list[str], call: HydraConf) -> DictConfig:

@@ -49,6 +49,8 @@ def explain(error: BaseException, groups: Collection[str] = ()) -> str | None:
             return str(error).splitlines()[0]
         case ConfigCompositionException(__cause__=ConfigKeyError() | ConfigAttributeError()):
             return _unknown_key(error.__cause__, groups)
+        case ConfigCompositionException() if "No match in the defaults list" in str(error):
+            return f"unknown key {str(error).split(chr(39))[1]}; this command has no such group"
         case ConfigCompositionException(__cause__=OmegaConfBaseException() as cause):
             return "; ".join(filter(None, [_flat(error), explain(cause)]))
         case InstantiationException(__cause__=Exception() as cause):

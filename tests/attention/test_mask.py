@@ -141,9 +141,7 @@ def test_the_mask_parts_themselves_take_their_own_number_of_axes_alone():
 )
 def test_the_formula_itself_takes_a_float_bias_with_four_axes_alone(bias):
     q = torch.randn(2, 2, 4, 8)
-    with pytest.raises(
-        ValueError, match=r"bias is torch\.\w+ of shape .* float tensor with 4 axes"
-    ):
+    with pytest.raises(ValueError, match=r"bias= (has shape|is torch\.bool)"):
         attend(q, q, q, bias=bias)
 
 

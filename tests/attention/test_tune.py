@@ -76,11 +76,16 @@ def test_another_machine_or_version_measures_for_itself(measured, tmp_path, monk
 
 
 @nothing_is_timed
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"seconds": {"eager": 1.0}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"seconds": {"eager": 1.0}}', '{"seconds": 5}', "TIMES"]
+)
 def test_a_damaged_memory_is_measured_anew(tmp_path, content):
     choose(SMALL, folder=tmp_path)
     (store,) = tmp_path.iterdir()
-    store.write_text(content)
+    wrong = json.loads(store.read_text()) | {
+        "seconds": dict.fromkeys(choose(SMALL, folder=tmp_path).times, -1.0)
+    }
+    store.write_text(json.dumps(wrong) if content == "TIMES" else content)
     assert not choose(SMALL, folder=tmp_path).remembered
     assert json.loads(store.read_text())["seconds"]
 

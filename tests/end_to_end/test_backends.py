@@ -25,6 +25,11 @@ def test_a_receipt_tells_what_was_asked_proved_and_seen(train):
     assert (only["requested"], only["chosen"], only["why"]) == ("sdpa_flash", "sdpa_flash", "named")
     assert only["requests"][0]["dtype"] == "float32"
     assert (only["requests"][0]["queries"], only["requests"][0]["masks"]) == (16, [])
+    assert (only["pattern"], only["position"], only["scale"]) == (
+        "Full()",
+        "LayerPosition",
+        "0.353553",
+    )
     [verdict] = only["gate"]
     assert set(verdict["errors"]) == {"out", "dq", "dk", "dv"}
     assert all(
@@ -68,6 +73,10 @@ def test_auto_says_its_times_keeps_its_choice_and_can_be_overruled(train, resume
     again = resume(first.last, "trainer.max_epochs=2")
     assert again.line("attention") == kept
     assert layer(again)["why"] == "chosen in training"
+    assert receipt(again)["from_step"] == 20
+    [before] = receipt(again)["earlier"]
+    assert before["layers"]["blocks.0.attn"] == chosen, "what the first part measured is kept"
+    assert before["kernels"]["forward"]
 
 
 @pytest.mark.parametrize(

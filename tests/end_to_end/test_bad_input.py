@@ -29,6 +29,11 @@ CLASHES = {
     "seed=-1": "seed=-1 is no whole number from 0 to 4294967295",
     "seed=null": "seed=None is no whole number",
     "ema_decay=1": "ema_decay=1 is the share",
+    "gate=maybe": "gate=maybe is no switch; use gate=true or gate=false",
+    "gate=null": "gate=None is no switch",
+    "position=rope position.temperature=0": "position.temperature=0 spaces no wavelengths",
+    "model.attention_dropout=-0.1": "dropout=-0.1 is no share of the attention weights",
+    "model.registers=-1": "registers=-1 is no number of tokens",
 }
 WITHOUT_OUR_MODEL = {
     "model=timm data=synthetic data.resize=native data.cache=false": "use a vit model",

@@ -9,7 +9,7 @@ from vitrail.attention.patterns import Placed
 from vitrail.attention.patterns.full import Full
 from vitrail.tracking.environment import describe
 from vitrail.tracking.kernel_watch import SeenKernels
-from vitrail.tracking.receipt import LayerReceipt, Receipt
+from vitrail.tracking.receipt import LayerReceipt, Receipt, earlier_parts
 
 ASKED = Request("cpu", torch.bfloat16, batch=8, heads=3, queries=65, keys=65, width=64)
 PATTERN = Placed(Full(), Grid(8, 8, 1))
@@ -28,6 +28,9 @@ CHOSEN = LayerReceipt(
     requested="auto",
     chosen="eager",
     why="7.9 ms, sdpa_flash 53 ms",
+    pattern="Window(size=(4, 4), shift=(2, 2))",
+    position="Bias",
+    scale="learned",
     rejected={"flex": "cannot compute gradients", "flash_attn": "cannot run on cpu"},
     times_ms={"eager": 7.9, "sdpa_flash": 53.0},
     gate=[{"errors": {"out": 0.004}, "allowed": {"out": 0.018}, "seconds": 0.03}],
@@ -50,6 +53,9 @@ def test_it_says_per_layer_what_was_asked_and_what_ran(tmp_path):
     assert chosen == {
         "requested": "auto",
         "chosen": "eager",
+        "pattern": "Window(size=(4, 4), shift=(2, 2))",
+        "position": "Bias",
+        "scale": "learned",
         "variant": None,
         "why": "7.9 ms, sdpa_flash 53 ms",
         "rejected": {"flex": "cannot compute gradients", "flash_attn": "cannot run on cpu"},
@@ -67,6 +73,18 @@ def test_kernels_are_added_when_they_have_been_seen(tmp_path):
         "forward": {"aten::bmm": 24},
         "backward": {"aten::bmm": 48},
     }
+
+
+def test_what_computed_earlier_parts_of_a_run_is_kept(tmp_path):
+    path = tmp_path / "receipt.json"
+    assert earlier_parts(path) == []
+    for step in (0, 20, 40):
+        replace(receipt(a=NAMED), from_step=step, earlier=earlier_parts(path)).write(path)
+    written = json.loads(path.read_text())
+    assert [part["from_step"] for part in (*written["earlier"], written)] == [0, 20, 40]
+    assert not any("earlier" in part for part in written["earlier"])
+    path.write_text("{")
+    assert earlier_parts(path) == []
 
 
 def test_as_a_table_it_has_one_row_a_layer_of_plain_values():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.backends.reference import attention_weights
+from vitrail.attention.edge import check_call, check_dropout
 from vitrail.attention.grid import Grid
 from vitrail.attention.mask import Mask, attention_bias, attention_mask, token_padding
 from vitrail.attention.patterns import Call, Pattern
@@ -41,15 +42,13 @@ def attend(
     q, k: (B, h, N, d). v: (B, h, N, d'), no wider than q and k. mask: a `Mask`, or bool
     (1|B, 1|h, N, N), True = may be seen. bias: the same shape, float, -inf allowed. scale: d**-0.5
     unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing gives 0 and sends no
-    gradient. Raises `backends.Refused` when the backend cannot serve it.
+    gradient. What hidden keys and values hold must be finite: the layers see to that. Raises
+    ValueError for tensors that do not fit together, `backends.Refused` when the backend cannot
+    serve the call.
     """
     if not isinstance(mask, Mask):
         mask = Mask(allowed=mask)
-    if bias is not None and (bias.ndim != 4 or not bias.is_floating_point()):
-        raise ValueError(
-            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be a float tensor with "
-            "4 axes (1|B, 1|h, N, N), and what hides keys goes into mask="
-        )
+    check_call(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
     width = v.shape[-1]
     if width < q.shape[-1]:  # fused kernels take one width for all three
         v = F.pad(v, (0, q.shape[-1] - width))
@@ -82,6 +81,7 @@ class MultiHeadAttention2d(nn.Module):
         qk_norm: bool = False,
     ):
         super().__init__()
+        check_dropout(dropout)
         self.heads, self.width = heads, head_width(dim, heads)
         self.scale = kernel_scale(scale, self.width)
         self.log_scale = log_scale(heads, self.width) if scale == LEARNED else None

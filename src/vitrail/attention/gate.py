@@ -21,6 +21,7 @@ from vitrail.attention.sample import Sample
 # 32 bits or more, the L2 norm of the difference over that of the exact tensor for halves.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 FACTOR = 2.0
+LONGEST = 4096
 
 
 class FailedGate(ValueError):
@@ -99,7 +100,7 @@ class Trial:
 
     @classmethod
     def of(cls, request: Request) -> "Trial":
-        """Heads, width, tokens, dtype, masks and bias are the request's own; the batch is three.
+        """Heads, width, tokens, dtype, masks and bias are the request's own; the batch is three, see `_sample`.
 
         Under a padding mask the second sample is half padding and the third nothing else.
         """
@@ -157,7 +158,16 @@ def formula(
 
 
 def _sample(request: Request) -> Sample:
-    sample = Sample.of(replace(request, batch=3))
+    """Three samples, of which padding leaves one whole, one half and one empty.
+
+    Of calls longer than `LONGEST` tokens the first so many, unless a rule speaks of them all: the
+    formula's cost and memory grow with their square.
+    """
+    if request.pattern is None:
+        queries, keys = min(request.queries, LONGEST), min(request.keys, LONGEST)
+        request = replace(request, queries=queries, keys=keys)
+    batch = 1 if max(request.queries, request.keys) > LONGEST // 4 else 3
+    sample = Sample.of(replace(request, batch=3 if "keys" in request.masks else batch))
     if "keys" not in request.masks:
         return sample
     real = torch.arange(request.keys) < torch.tensor([1.0, 0.5, 0.0])[:, None] * request.keys

@@ -6,9 +6,10 @@ request has no gradients), at the request's own shapes.
 
 import hashlib
 import json
+import math
 import os
-import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ from vitrail.attention.stopwatch import interleave
 SECONDS = 0.2, 0.8  # of finding out who is worth a second look, and of that look
 ROUNDS = 5, 31
 HOPELESS = 2.0  # times the fastest of the first look
+MOST_WORK = 4 * 10**9  # multiplications in q k^T of what is timed
 SCORES_LIMIT = 2**30  # bytes of one call's scores, which written-out attention keeps for backward
 
 
@@ -42,6 +44,8 @@ class Choice:
 
     def why(self) -> str:
         """`7.9 ms, sdpa_flash 53 ms`."""
+        if not self.times:
+            return "the only one that can"
         mine, *others = self.times.items()
         line = ", ".join([_short(mine[1]), *(f"{name} {_short(time)}" for name, time in others)])
         return line + " (remembered)" * self.remembered
@@ -67,6 +71,8 @@ def choose(
     store = (folder or cache_folder()) / f"{_digest(request, able)}.json"
     times = _recall(store, able)
     remembered = times is not None
+    if times is None and len(able) == 1:
+        return Choice(able[0], {}, rejected, remembered=False)
     if times is None:
         times = measure(request, able)
         _keep(store, times, request)
@@ -97,7 +103,10 @@ def measure(request: Request, names: Collection[str]) -> dict[str, float]:
     small = Sample.of(replace(request, batch=1))
     for name in names:
         _step(small, backends.load(name))
-    sample = Sample.of(request)
+    # Long sequences cost the same a sample, however many there are.
+    work = prod((request.heads, request.queries, request.keys, request.width))
+    batch = min(request.batch, max(1, MOST_WORK // work))
+    sample = Sample.of(replace(request, batch=batch))
     steps = {name: lambda n=name: _step(sample, backends.load(n)) for name in names}
     times = {}
     worth = steps
@@ -155,19 +164,23 @@ def _recall(store: Path, names: Collection[str]) -> dict[str, float] | None:
     except (OSError, ValueError):
         return None
     times = told.get("seconds") if isinstance(told, dict) else None
-    return times if times is not None and set(times) == set(names) else None
+    if not isinstance(times, dict) or set(times) != set(names):
+        return None
+    sane = all(isinstance(time, float) and 0 < time < math.inf for time in times.values())
+    return times if sane else None
 
 
 def _keep(store: Path, times: Mapping[str, float], request: Request) -> None:
     """Write the times whole or not at all; where the folder is closed to us, go on without."""
     told = {"seconds": times, "request": str(request), "machine": machine(request.device)}
+    draft = store.with_suffix(f".{os.getpid()}")
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=store.parent, delete=False) as file:
-            json.dump(told, file, indent=1)
-        Path(file.name).replace(store)
+        draft.write_text(json.dumps(told, indent=1))
+        draft.replace(store)
     except OSError:
-        return
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _short(seconds: float) -> str:

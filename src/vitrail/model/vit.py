@@ -63,6 +63,8 @@ class ViT(nn.Module):
         _check_choice("stem", stem, STEMS)
         _check_choice("mlp", mlp, MLPS)
         _check_choice("pool", pool, ("token", "avg", "map"))
+        if registers < 0:
+            raise ValueError(f"registers={registers} is no number of tokens; use 0 or more")
         if pool == "token" and not class_token:
             raise ValueError(
                 "pool=token reads the class token and class_token=false; use pool=avg or pool=map"

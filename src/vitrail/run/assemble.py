@@ -139,10 +139,12 @@ def read_switches(config: DictConfig) -> None:
     """Make a truth value of `gate=off` and its like; ValueError for what is none."""
     words = {"on": True, "yes": True, "off": False, "no": False}
     for key in ("gate", "deterministic", "compile"):
-        value = config.get(key)
+        if key not in config:  # of a checkpoint that is older than the switch
+            continue
+        value = config[key]
         if isinstance(value, str) and value in words:
             config[key] = words[value]
-        elif value is not None and not isinstance(value, bool):
+        elif not isinstance(value, bool):
             raise ValueError(f"{key}={value} is no switch; use {key}=true or {key}=false")
 
 

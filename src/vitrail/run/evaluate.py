@@ -8,6 +8,7 @@ from pytorch_lightning.callbacks import LambdaCallback
 from vitrail.model import ViT
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_classifier, build_network, build_trainer
+from vitrail.run.backend_table import ASK, show_backends
 from vitrail.run.figures import measure, publish
 from vitrail.run.layers import equip
 from vitrail.run.next_command import pasteable, shown
@@ -42,6 +43,9 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     }.items():
         if value is not None:
             OmegaConf.update(own, key, value, force_add=True)
+    if config.backend == ASK:
+        show_backends(own, training=False)
+        return
     saved_backends = None if config.backend is not None else saved.description["backends"]
     plan = Plan.of(own, training=False, saved=saved_backends)
     if config.backend is not None:

@@ -4,11 +4,11 @@ All of it is settled on the model's outline, before any data is read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from vitrail.attention import backends, tune
+from vitrail.attention import MultiHeadAttention2d, backends, tune
 from vitrail.attention.backends import AUTO, Backend, Request
 from vitrail.attention.gate import FailedGate, Verdict, check
 
@@ -17,6 +17,7 @@ from vitrail.attention.gate import FailedGate, Verdict, check
 class LayerPlan:
     """One attention layer before the run.
 
+    pattern, position, scale: what the layer is made of, as text; empty for a layer without them.
     requests: its distinct calls, the largest first. requested: the backend that the config names.
     times: median seconds of each backend that `auto` measured on the largest call. gate: the
     verdict on each call, empty where the gate was not asked.
@@ -29,6 +30,9 @@ class LayerPlan:
     rejected: Mapping[str, str] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     gate: tuple[Verdict, ...] = ()
+    pattern: str = ""
+    position: str = ""
+    scale: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,19 @@ def plan_layers(
         alike = (requests, rules.saved.get(name))
         if alike not in plans:
             plans[alike] = _plan(_largest_first(requests), rules, rules.saved.get(name), network)
-        layers[name] = plans[alike]
+        layers[name] = replace(plans[alike], **_made_of(network.get_submodule(name)))
     return layers
+
+
+def _made_of(layer: nn.Module) -> dict[str, str]:
+    """Pattern, position and scale of an attention layer; a pooling query has none of them."""
+    if not isinstance(layer, MultiHeadAttention2d):
+        return {}
+    return {
+        "pattern": str(layer.pattern),
+        "position": type(layer.position).__name__,
+        "scale": "learned" if layer.log_scale is not None else f"{layer.scale:.6g}",
+    }
 
 
 def equip(network: nn.Module, layers: Mapping[str, LayerPlan]) -> None:
@@ -75,7 +90,8 @@ def _plan(
     if rules.backend == AUTO:
         return _automatic(requests, rules, saved)
     for request in requests:
-        backends.resolve(request, rules.backend, because=_because(request, network))
+        clash = " ".join(backends.lacks(rules.backend, request))
+        backends.resolve(request, rules.backend, because=_because(clash, network))
     backend = backends.load(rules.backend)
     verdicts = _judge(requests, backend, rules)
     return LayerPlan(requests, rules.backend, backend, "named", gate=verdicts)
@@ -83,7 +99,7 @@ def _plan(
 
 def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -> LayerPlan:
     """The fastest on the largest call that also takes the smaller ones and passes the gate."""
-    if saved is not None and not any(backends.lacks(saved, request) for request in requests):
+    if saved is not None and all(_may_choose(saved, request, rules) for request in requests):
         backend = backends.load(saved)
         verdicts = _judge(requests, backend, rules)
         return LayerPlan(requests, AUTO, backend, "chosen in training", gate=verdicts)
@@ -105,6 +121,11 @@ def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -
         )
 
 
+def _may_choose(name: str, request: Request, rules: Rules) -> bool:
+    able, _ = tune.candidates(request, deterministic=rules.deterministic, without={})
+    return name in able
+
+
 def _judge(requests: tuple[Request, ...], backend: Backend, rules: Rules) -> tuple[Verdict, ...]:
     if not rules.gate or backend is backends.load("reference"):
         return ()
@@ -118,14 +139,15 @@ def _largest_first(requests: tuple[Request, ...]) -> tuple[Request, ...]:
     return tuple(sorted(requests, key=scores, reverse=True))
 
 
-def _because(request: Request, network: nn.Module) -> str:
-    """Which choices of the config ask for what not every backend has."""
+def _because(clash: str, network: nn.Module) -> str:
+    """Which choices of the config ask for what a backend lacks, told by the words of the clash."""
     position = type(network.position).__module__.rpartition(".")[2]
     reasons = {
-        f"position={position} adds a bias": request.bias,
-        "images are padded (data.resize=native)": "keys" in request.masks,
-        "the pattern hides pairs of tokens": bool(request.masks & {"pattern", "dense"}),
-        "model.attention_dropout drops weights": request.dropout,
+        "bias": f"position={position} adds a bias",
+        "padding mask": "keys are padded by data.resize=native or at the edges of windows",
+        "attention mask": "the pattern hides pairs of tokens",
+        "a pattern": "the pattern hides pairs of tokens",
+        "drop attention": "model.attention_dropout drops weights",
     }
-    there = [reason for reason, applies in reasons.items() if applies]
+    there = dict.fromkeys(reason for words, reason in reasons.items() if words in clash)
     return f", and {' and '.join(there)}" if there else ""

@@ -11,13 +11,21 @@ from vitrail.run.layers import LayerPlan
 from vitrail.tracking import environment
 from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
 from vitrail.tracking.loggers import Loggers
-from vitrail.tracking.receipt import LayerReceipt, Receipt
+from vitrail.tracking.receipt import LayerReceipt, Receipt, earlier_parts
 
 
-def watch(plan: Plan, loggers: Loggers, run_dir: Path, *, compiled: bool) -> Callback:
-    """Write the receipt now, and again with the kernels that the first steps are seen to call."""
+def watch(
+    plan: Plan, loggers: Loggers, run_dir: Path, *, compiled: bool, from_step: int
+) -> Callback:
+    """Write the receipt now, and again with the kernels that the first steps are seen to call.
+
+    from_step: the optimizer step that this part of the run begins at. The receipts of earlier parts
+    stay in the new one.
+    """
     path = run_dir / "receipt.json"
     receipt = Receipt(
+        from_step=from_step,
+        earlier=earlier_parts(path),
         environment=environment.describe(),
         precision=plan.precision,
         compiled=compiled,
@@ -42,6 +50,9 @@ def watch(plan: Plan, loggers: Loggers, run_dir: Path, *, compiled: bool) -> Cal
 def _layer_receipt(layer: LayerPlan) -> LayerReceipt:
     proved = layer.gate or layer.backend.name == "reference"
     return LayerReceipt(
+        pattern=layer.pattern,
+        position=layer.position,
+        scale=layer.scale,
         requests=layer.requests,
         requested=layer.requested,
         chosen=layer.backend.name,

@@ -37,7 +37,7 @@ def attention_line(layers: Mapping[str, LayerPlan]) -> str:
     names = [layer.backend.name for layer in layers.values()]
     chosen = {
         layer.backend.name: f" (auto: {layer.why})"
-        for layer in layers.values()
+        for layer in reversed(layers.values())  # the first layer with a backend tells its times
         if layer.requested != layer.backend.name
     }
     return ", ".join(

@@ -61,7 +61,7 @@ def train(
         config = resumed.continued(config, overrides, choices)
         saved = None if named else resumed.description["backends"]
     if config.backend == ASK:
-        show_backends(config)
+        show_backends(config, training=True)
         return
     plan = Plan.of(config, training=True, saved=saved)
     if named:
@@ -118,7 +118,7 @@ def train(
                 *averaging,
                 *attention_maps(config, data, run_dir, loggers, tested=split),
                 SelfDescription(describe(config, plan, classes, loggers)),
-                watch(plan, loggers, run_dir, compiled=config.compile),
+                watch(plan, loggers, run_dir, compiled=config.compile, from_step=done),
                 stopping,
                 checkpoints,
             ],

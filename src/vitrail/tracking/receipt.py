@@ -1,6 +1,7 @@
 """receipt.json: what each attention layer asked for, what it got and why, and on what machine."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ class LayerReceipt:
     """One attention layer.
 
     Args:
+        pattern, position, scale: what the layer is made of, as text.
         requests: shapes, dtype, masks and whatever else decides who can serve each distinct call
             of the layer, the largest call first.
         requested: the backend that the config named.
@@ -33,6 +35,9 @@ class LayerReceipt:
     requested: str
     chosen: str
     why: str
+    pattern: str = ""
+    position: str = ""
+    scale: str = ""
     variant: str | None = None
     rejected: Mapping[str, str] = field(default_factory=dict)
     times_ms: Mapping[str, float] = field(default_factory=dict)
@@ -47,8 +52,10 @@ class Receipt:
         environment: as `vitrail.tracking.environment.describe` gives it.
         precision: Lightning's name of it.
         compiled: whether the network ran under torch.compile.
+        from_step: the optimizer step that this part of the run begins at, 0 unless it was resumed.
         layers: by the module's name.
         kernels: what the profiler saw, None until then.
+        earlier: receipts of the parts of the run before it was resumed, the oldest first.
     """
 
     environment: Mapping[str, Any]
@@ -56,6 +63,8 @@ class Receipt:
     compiled: bool
     layers: Mapping[str, LayerReceipt]
     kernels: SeenKernels | None = None
+    from_step: int = 0
+    earlier: Sequence[Mapping[str, Any]] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a layer, for a table."""
@@ -66,6 +75,9 @@ class Receipt:
                 "chosen": layer.chosen,
                 "variant": layer.variant,
                 "why": layer.why,
+                "pattern": layer.pattern,
+                "position": layer.position,
+                "scale": layer.scale,
                 "rejected": _joined(layer.rejected),
                 "times_ms": _joined(layer.times_ms),
                 "gate": _joined(_gate(layer)),
@@ -78,6 +90,15 @@ class Receipt:
     def write(self, path: Path) -> None:
         """Write it as JSON, replacing an earlier one; raises OSError when it cannot."""
         write_json(path, _plain(_fields(self)))
+
+
+def earlier_parts(path: Path) -> list[dict[str, Any]]:
+    """The receipts in a file that a resumed run is about to replace, the oldest first."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [*before.pop("earlier", []), before]
 
 
 def _gate(layer: LayerReceipt) -> Mapping[str, str]:

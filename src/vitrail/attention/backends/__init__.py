@@ -230,7 +230,7 @@ def load(name: str) -> Backend:
     """The backend of that name; its file, and any optional package, is imported only now."""
     there = [AUTO, *names()]
     if name not in there:
-        near = get_close_matches(name, there, n=1)
+        near = get_close_matches(str(name), there, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(f"backend={name} does not exist; {hint}there are {', '.join(there)}")
     return importlib.import_module(f"{__name__}.{name}").BACKEND

@@ -32,6 +32,8 @@ class Sdpa(Backend):
         return Kernels(required=frozenset({"aten::scaled_dot_product_attention"}))
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+        # The fused kernels of torch take no other layout, and say so only deep inside.
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         bias, dead = mask.additive(bias, q.dtype, q.device), None
         if bias is not None and not torch.is_grad_enabled():
             # Flash on CPU refuses a learned bias even where no gradient is recorded.

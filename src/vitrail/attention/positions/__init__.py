@@ -5,6 +5,8 @@ inside each attention layer, the module that `layer` makes may turn q and k, wid
 bias to the scores.
 """
 
+import math
+
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
@@ -56,3 +58,11 @@ class Position:
     def layer(self, heads: int, width: int) -> LayerPosition:
         """The module for one attention layer of `heads` heads, each `width` wide."""
         return LayerPosition()
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError for what no wavelengths can be spaced by."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"position.temperature={temperature} spaces no wavelengths; use a number above 0"
+        )

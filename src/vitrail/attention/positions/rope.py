@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.positions import LayerPosition, Position
+from vitrail.attention.positions import LayerPosition, Position, check_temperature
 
 
 def turn(x: Tensor, angles: Tensor) -> Tensor:
@@ -85,6 +85,9 @@ class Rope(Position):
 
     temperature: float = 100.0
 
+    def __post_init__(self):
+        check_temperature(self.temperature)
+
     def layer(self, heads: int, width: int) -> AxialRotation:
         _check(width)
         return AxialRotation(width, self.temperature)
@@ -95,6 +98,9 @@ class RopeMixed(Position):
     """Rotation along directions that each head of each layer learns."""
 
     temperature: float = 10.0
+
+    def __post_init__(self):
+        check_temperature(self.temperature)
 
     def layer(self, heads: int, width: int) -> MixedRotation:
         _check(width)

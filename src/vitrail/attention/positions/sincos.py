@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.positions import Position
+from vitrail.attention.positions import Position, check_temperature
 
 
 def sincos_table(grid: Grid, dim: int, temperature: float, device: torch.device | None) -> Tensor:
@@ -30,6 +30,9 @@ class SinCos(Position):
     """Has no weights and is exact on every grid."""
 
     temperature: float = 10_000.0
+
+    def __post_init__(self):
+        check_temperature(self.temperature)
 
     def embed(self, x: Tensor, table: Tensor | None, grid: Grid) -> Tensor:
         return x + sincos_table(grid, x.shape[-1], self.temperature, x.device).to(x.dtype)

@@ -1,0 +1,91 @@
+"""What does not fit together is refused at the edge, before a kernel reads what is not there."""
+
+import pytest
+import torch
+
+from vitrail.attention import Mask, MultiHeadAttention2d, attend, backends
+from vitrail.attention.positions.rope import Rope, RopeMixed
+from vitrail.attention.positions.sincos import SinCos
+
+from .cases import ON_CPU
+from .oracle import assert_near, attention
+
+Q = torch.randn(2, 3, 15, 8)
+
+each_backend = pytest.mark.parametrize("backend", [*ON_CPU, "auto"])
+
+
+@each_backend
+@pytest.mark.parametrize(
+    "k, v",
+    [
+        (Q[:, :, :-1], Q),
+        (Q, Q[:, :, :-1]),
+        (Q[:1], Q),
+        (Q[:, :1], Q[:, :1]),
+        (Q[..., :4], Q),
+        (Q, torch.cat([Q, Q], -1)),
+        (Q[0], Q),
+    ],
+    ids=lambda tensor: str(tuple(tensor.shape)),
+)
+def test_tensors_that_do_not_fit_together_are_refused(backend, k, v):
+    with pytest.raises(ValueError, match=r"^q \(2, 3, 15, 8\), k .* do not fit together; q is"):
+        attend(Q, k, v, backend=backend)
+
+
+@each_backend
+def test_one_dtype_and_one_device_for_all_three(backend):
+    with pytest.raises(ValueError, match="one dtype and one device"):
+        attend(Q, Q.half(), Q, backend=backend)
+    with pytest.raises(ValueError, match="one dtype and one device"):
+        attend(Q, Q, Q.to("meta"), backend=backend)
+
+
+@each_backend
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"mask": torch.ones(1, 1, 15, 14, dtype=torch.bool)}, r"mask= .* \(1\|2, 1\|3, 15, 15\)"),
+        ({"mask": torch.ones(3, 1, 15, 15, dtype=torch.bool)}, r"mask= .* \(1\|2, 1\|3, 15, 15\)"),
+        ({"mask": Mask(padding=torch.ones(2, 14, dtype=torch.bool))}, r"padding=\) .* \(2, 15\)"),
+        ({"bias": torch.ones(1, 2, 15, 15)}, r"bias= has shape \(1, 2, 15, 15\)"),
+        ({"mask": torch.ones(1, 1, 15, 15, dtype=torch.bool, device="meta")}, "mask= lies on meta"),
+        ({"bias": torch.ones(1, 1, 15, 15, device="meta")}, "bias= lies on meta and q on cpu"),
+        ({"scale": float("nan")}, "scale=nan is no finite number"),
+        ({"scale": torch.ones(3, 1, 1)}, "is no finite number; multiply q by a factor"),
+        ({"dropout_p": -0.1}, r"dropout=-0.1 is no share"),
+        ({"dropout_p": 1.0}, r"dropout=1.0 is no share"),
+    ],
+    ids=str,
+)
+def test_what_is_given_beside_them_must_fit_too(backend, given, message):
+    with pytest.raises(ValueError, match=message):
+        attend(Q, Q, Q, backend=backend, **given)
+
+
+@each_backend
+def test_any_layout_in_memory_is_computed(backend):
+    channels_first = torch.randn(2, 3, 8, 15).transpose(-1, -2)
+    assert_near(
+        "output", attend(*[channels_first] * 3, backend=backend), attention(*[channels_first] * 3)
+    )
+
+
+def test_a_layers_dropout_is_a_share():
+    for share in (-0.1, 1.0, 1.5):
+        with pytest.raises(ValueError, match=f"dropout={share} is no share"):
+            MultiHeadAttention2d(24, 3, dropout=share)
+
+
+@pytest.mark.parametrize("recipe", [Rope, RopeMixed, SinCos])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_wavelengths_are_spaced_by_a_number_above_zero(recipe, temperature):
+    with pytest.raises(ValueError, match=r"position\.temperature=.* spaces no wavelengths"):
+        recipe(temperature=temperature)
+
+
+@pytest.mark.parametrize("name", [None, 3, ["eager"]])
+def test_a_backend_that_is_no_name_does_not_exist(name):
+    with pytest.raises((ValueError, TypeError), match=r"does not exist|unhashable"):
+        backends.load(name)
