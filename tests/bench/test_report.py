@@ -21,7 +21,7 @@ QUIET = (
     "--disable-background-networking", "--enable-logging=stderr", "--dump-dom",
 )  # fmt: skip
 ROWS = [
-    row("eager", 64, forward_ms=9.5),
+    row("eager", 64, forward_ms=0.5),
     row("none", 64),
     row("sdpa_flash", 64, forward_ms=1000.25),
     row("flex", 64, forward_ms=80.0),
@@ -132,7 +132,7 @@ def test_a_refused_row_has_its_reason_in_place_of_figures(write):
     text = write(page_of())
     [table] = Reader(text).tables
     assert table[0] == ["backend", "forward ms", "peak mib", "auto"]
-    assert table[1] == ["eager", "9.5|5.4 – 6.6", "10", "yes"]
+    assert table[1] == ["eager", "0.5|5.4 – 6.6", "10", "yes"]
     assert table[2] == ["none", "cannot run <b>here</b>"]
     assert '<td class="why" colspan="3">' in text
     assert table[5] == ["zebra", "–|5.4 – 6.6", "10", "no|forward_ms is nan"]
