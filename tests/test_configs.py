@@ -12,7 +12,7 @@ from vitrail.configuration import check_config, constructors, required
 CONFIGS = configs()
 COMMANDS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 # What the program passes to a constructor itself, because no config can hold it.
-PASSED = {"classes", "network", "optim"}
+PASSED = {"classes", "context", "network", "optim"}
 # What commands and choices leave to the person; any value will do here.
 GIVEN = {
     "eval": ["ckpt_path=best.ckpt"],
