@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+import vitrail
+
 
 def cpu_name() -> str:
     """The processor's model name, as far as this system tells."""
@@ -16,7 +18,7 @@ def cpu_name() -> str:
 
 def machine(device: str) -> dict[str, str | int | None]:
     """Plain values that tell the machines apart on which times would differ, for a device type."""
-    found = {"torch": torch.__version__, "device": device}
+    found = {"vitrail": vitrail.__version__, "torch": torch.__version__, "device": device}
     if device == "cuda":
         card = torch.cuda.get_device_properties(torch.cuda.current_device())
         return found | {"name": card.name, "cuda": torch.version.cuda}
