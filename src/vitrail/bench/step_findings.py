@@ -65,8 +65,8 @@ def _overhead(row: Row) -> str:
     return (
         f"training: Lightning takes {row['overhead_ms']:.2f} ms a step more than the bare loop "
         f"(95 % interval {low:.2f} to {high:.2f} ms), which is {row['overhead_percent']:.1f} % "
-        f"({least:.1f} to {most:.1f} %) of this step, and {row['overhead_ms'] / LONG_MS:.1%} of "
-        f"one of {LONG_MS:.0f} ms."
+        f"({least:.1f} to {most:.1f} %) of this step, and {100 * row['overhead_ms'] / LONG_MS:.1f} "
+        f"% of one of {LONG_MS:.0f} ms."
     )
 
 

@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from vitrail.attention.backends import AUTO
-from vitrail.attention.gate import FailedGate
 from vitrail.attention.requests import attention_layers
 from vitrail.attention.stopwatch import clock
 from vitrail.bench.attention_share import attention_share
@@ -26,12 +25,12 @@ from vitrail.bench.bare_loop import (
     unpacked,
 )
 from vitrail.bench.memory import MIB, peak_mib
+from vitrail.bench.proved import proved, refusal
 from vitrail.bench.timm_twin import twin
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
 from vitrail.run.assemble import Plan, build_classifier, build_network, device_of
-from vitrail.run.backend_table import against
-from vitrail.run.layers import LayerPlan, Rules, plan_layers
+from vitrail.run.layers import LayerPlan
 from vitrail.training.classifier import Classifier
 
 TIMM, COMPILED, OWN = "timm", "compiled", "own"
@@ -90,21 +89,8 @@ class Setting:
         return build_classifier(self.config, network, self.classes)
 
     def layers(self, backend: str) -> dict[str, LayerPlan]:
-        """The backend of each layer, proved; raises Refused or FailedGate."""
-        asked = {name: layer.requests for name, layer in self.plan.layers.items()}
-        rules = Rules(backend, gate=True, deterministic=self.config.deterministic)
-        return plan_layers(asked, self.plan.outline, rules)
-
-    def refusal(self, backend: str) -> str:
-        """Why not every layer may have this backend; empty where each may."""
-        requests = {one for layer in self.plan.layers.values() for one in layer.requests}
-        if backend != AUTO and (lacks := against(backend, requests)):
-            return f"cannot {' or '.join(lacks)}"
-        try:
-            self.layers(backend)
-        except FailedGate as failure:
-            return str(failure)
-        return ""
+        """See `proved`."""
+        return proved(self.plan, backend, deterministic=self.config.deterministic)
 
 
 class Loop:
@@ -209,7 +195,8 @@ def members_of(
     members, refused = {}, {}
     for name, layers in backends.items():
         if layers is None:
-            if reason := setting.refusal(name):
+            deterministic = setting.config.deterministic
+            if reason := refusal(setting.plan, name, deterministic=deterministic):
                 refused[name] = reason
                 continue
             layers = dict.fromkeys(setting.plan.layers, name)
