@@ -26,8 +26,7 @@ def findings(rows: Sequence[Row]) -> Findings:
         lines = {_line(one[0]): one for one in grouped(series, ("dtype", "backend"))}
         if len({row["tokens"] for row in series}) > 1:
             charts += [chart(lines, quantity) for quantity in QUANTITIES]
-        for rows_of_dtype in grouped(series, ("dtype",)):
-            sentences += [fastest(rows_of_dtype), *compared(rows_of_dtype), *grown(rows_of_dtype)]
+        sentences += [told(one) for one in grouped(series, ("dtype",))]
         figures |= {
             _figure(f"{quantity}_exponent", line[0], "N"): round(power, 3)
             for quantity in QUANTITIES
@@ -53,8 +52,13 @@ def growth(line: Sequence[Row], quantity: str) -> float | None:
     return exponent([row["tokens"] for row in there], [row[quantity] for row in there])
 
 
+def told(rows: Sequence[Row]) -> str:
+    """All that is said of the rows of one series and dtype."""
+    return ". ".join([_subject(rows[0]), fastest(rows), *compared(rows), *grown(rows)]) + "."
+
+
 def fastest(rows: Sequence[Row]) -> str:
-    """Which backend is fastest at which number of tokens, of one series and dtype.
+    """Which backend is fastest at which number of tokens.
 
     Backends whose bands meet that of the fastest are named with it, as equal.
     """
@@ -69,7 +73,7 @@ def fastest(rows: Sequence[Row]) -> str:
         where = f"{tokens[0]}" if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
         equal = ", equal within noise" if len(names) > 1 else ""
         parts.append(f"at {where} tokens: {_listed(names)}{equal}")
-    return f"{_subject(rows[0])}, fastest {'; '.join(parts)}."
+    return f"Fastest {'; '.join(parts)}"
 
 
 def compared(rows: Sequence[Row]) -> list[str]:
@@ -87,18 +91,17 @@ def compared(rows: Sequence[Row]) -> list[str]:
         ours = next(row for row in pair if row["backend"] == WRITTEN_OUT)
         theirs = next(row for row in pair if row["backend"] == flash)
         parts.append(f"at {ours['tokens']} tokens {_time(ours, theirs)}{_memory(ours, theirs)}")
-    return [f"{_subject(rows[0])}, {WRITTEN_OUT} takes {'; '.join(parts)} of {flash}."]
+    return [f"{WRITTEN_OUT} beside {flash}: {'; '.join(parts)}"]
 
 
 def grown(rows: Sequence[Row]) -> list[str]:
-    """How time and memory grow, of one series and dtype; nothing for fewer than three lengths."""
+    """How time and memory of each backend grow; nothing for fewer than three lengths."""
     parts = []
-    for line in grouped(rows, ("backend",)):
-        powers = {word: growth(line, column) for column, word in NOUNS.items()}
-        told = [f"{word} as N^{power:.2f}" for word, power in powers.items() if power is not None]
-        parts += [f"{line[0]['backend']}'s {' and '.join(told)}"] * bool(told)
+    for line in sorted(grouped(rows, ("backend",)), key=lambda line: line[0]["backend"]):
+        powers = [_power(line, column) for column in QUANTITIES if growth(line, column) is not None]
+        parts += [f"{line[0]['backend']}'s {' and '.join(powers)}"] * bool(powers)
     ends = f"from {rows[0]['tokens']} to {rows[-1]['tokens']} tokens"
-    return [f"{_subject(rows[0])}, {ends} grow {'; '.join(parts)}."] * bool(parts)
+    return [f"Growth {ends}: {'; '.join(parts)}"] * bool(parts)
 
 
 def chart(lines: dict[str, Sequence[Row]], quantity: str) -> Chart:
@@ -133,9 +136,16 @@ def _known(row: Row, quantity: str) -> bool:
     return row[quantity] is not None and row[quantity] > least
 
 
+def _power(line: Sequence[Row], quantity: str) -> str:
+    """`memory as N^1.97`, and from where on, if the shortest are not in it."""
+    first = next(row["tokens"] for row in line if _known(row, quantity))
+    where = f" (from {first} on)" if first > line[0]["tokens"] else ""
+    return f"{NOUNS[quantity]} as N^{growth(line, quantity):.2f}{where}"
+
+
 def _time(ours: Row, theirs: Row) -> str:
     if alike(ours, theirs):
-        return "the time, within noise,"
+        return "equal time within noise"
     return f"{_ratio(ours['time_ms'], theirs['time_ms'])} times the time"
 
 

@@ -2,13 +2,16 @@
 
 import ctypes
 import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from hydra.core.utils import env_override
 
 MIB = 2**20
 RESOLUTION_MIB = 1.0  # what is less on a CPU is about as much as its count strays by
@@ -54,12 +57,15 @@ def _in_a_process(build: Build, arguments: tuple[object, ...]) -> float:
     # A server that has imported torch and never computed: a fork of it begins at once, with threads
     # that work, and its resident set is its own. A fork of this process would have neither.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__, build.__module__])
+    # Each fork imports the command's own file once more, and Hydra is what takes long in that.
+    context.set_forkserver_preload([__name__, build.__module__, "hydra", "omegaconf"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(
         target=_measure, args=(there, torch.get_num_threads(), build, arguments), daemon=True
     )
-    process.start()
+    # Before Python 3.14 the server was not told where modules are, and imported none of them.
+    with env_override({"PYTHONPATH": os.pathsep.join(sys.path)}):
+        process.start()
     there.close()
     try:
         peak, said = here.recv()
