@@ -1,7 +1,9 @@
 """One backend on one call, before it is timed: whether it may be, and what is known of it."""
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -61,8 +63,7 @@ def admit(
     distance = _proved(call, backend, trial)
     function = call.function(backend, sample)
     start = read(call.device)
-    # What was compiled before, in this process or in another, must not make it shorter.
-    with torch.compiler.config.patch(force_disable_caches=True):
+    with _forgetting():
         function()
     first = read(call.device) - start
     seen = _seen(function, call.device)
@@ -91,6 +92,14 @@ def _proved(call: AttentionCall, backend: Backend, trial: Callable[[Request], Tr
         max(distance.largest for distance in distances),
         max(distance.relative for distance in distances),
     )
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """In it, what was compiled before, in this process or in another, makes nothing shorter."""
+    with warnings.catch_warnings(), torch.compiler.config.patch(force_disable_caches=True):
+        warnings.filterwarnings("ignore", "dynamo_pgo force disabled", UserWarning)
+        yield
 
 
 def _seen(function: Callable[[], object], device: str) -> set[str]:
