@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two processes of one thread each: small tests gain nothing from threads that wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# What `make bench` measures is one W&B group, and takes five minutes on two cores.
+STAMP := make_bench_$(shell date +%Y-%m-%d_%H-%M-%S)
+SMALL := $(BIN)/python bench.py trainer=cpu logger.wandb.group=$(STAMP)
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +26,17 @@ train: $(READY) ## train (experiment=digits, unless ARGS says otherwise) and pri
 eval: $(READY) ## evaluate: ARGS="ckpt_path=runs/…/checkpoints/best.ckpt"
 	$(BIN)/python eval.py $(ARGS)
 
-bench: $(READY) ## measure: ARGS="bench=attention"
+bench: $(READY) ## measure attention, step, accuracy and loading, all small, or ARGS="bench=attention"
+ifeq ($(ARGS),)
+	$(SMALL) bench=attention_length bench.rounds=3 bench.seconds=1
+	$(SMALL) bench=attention bench.rounds=3 bench.seconds=1 \
+	  "bench.dtypes=[float32]" "bench.backends=[reference,eager,sdpa,sdpa_math,sdpa_flash,flash_attn]"
+	$(SMALL) bench=step "bench.backends=[eager,sdpa_flash]" bench.rounds=6 bench.steps=5
+	$(SMALL) bench=accuracy "bench.backends=[eager,sdpa_flash]" trainer.max_epochs=3
+	$(SMALL) bench=data "bench.augments=[own,crop_flip]" bench.images=512 bench.rounds=3 bench.seconds=1
+else
 	$(BIN)/python bench.py $(ARGS)
+endif
 
 test: $(READY) ## the tests that take a few seconds each
 	$(PYTEST) -m "not slow" $(ARGS)
@@ -34,7 +46,7 @@ test-all: $(READY) ## every test that this machine can run
 
 gpu-check: $(READY) ## on a machine with a GPU: the tests that need one, then the bench
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python bench.py bench.device=cuda "bench.dtypes=[bfloat16]" bench.rounds=5 $(ARGS)
+	$(BIN)/python bench.py trainer=gpu "bench.dtypes=[bfloat16]" bench.rounds=5 $(ARGS)
 
 lint: $(READY) ## ruff's rules and ruff's format
 	$(BIN)/ruff check .

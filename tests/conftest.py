@@ -111,6 +111,7 @@ class OfflineRun:
     id: str = ""
     name: str = ""
     project: str = ""
+    group: str = ""
     continues: bool = False
     config: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -136,7 +137,7 @@ def offline_runs() -> Callable[[Path], list[OfflineRun]]:
                 match record.WhichOneof("record_type"):
                     case "run":
                         part.id, part.name = record.run.run_id, record.run.display_name
-                        part.project = record.run.project
+                        part.project, part.group = record.run.project, record.run.run_group
                         part.continues = record.run.resume
                         part.config.update(_values(record.run.config.update))
                     case "config":

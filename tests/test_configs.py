@@ -58,6 +58,6 @@ def test_a_command_writes_into_its_run_folder_alone(command):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         hydra = compose(command, return_hydra_config=True).hydra
     where = OmegaConf.to_container(hydra, resolve=False)
-    assert where["run"]["dir"].startswith(("${run_folder:", "${eval_folder:"))
+    assert where["run"]["dir"].startswith(("${run_folder:", "${eval_folder:", "${bench_folder:"))
     assert "runs/" in where["sweep"]["dir"]
     assert "=" not in where["run"]["dir"] + where["sweep"]["dir"], "Hydra could not read it back"

@@ -5,6 +5,7 @@ torch is imported by the work itself, so that `--help` and most refusals come at
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -53,13 +54,14 @@ def evaluate() -> None:
 
 
 def bench() -> None:
-    """Measure the accuracy, speed and memory of backends."""
+    """Measure accuracy, speed and memory of backends, or show what was measured before."""
 
     def task(config: DictConfig, folder: Path) -> None:
         from vitrail import bench
 
-        bench.run(config, folder)
+        bench.run(config, folder, overrides=_typed(HydraConfig.get().overrides.task))
 
+    sys.argv[1:] = map(_as_list, sys.argv[1:])
     launch(task, "bench")
 
 
@@ -108,9 +110,13 @@ def configs() -> Path:
 
 def offered(command: Path) -> list[str]:
     """The config groups in a command's list of defaults, whether or not one has a choice yet."""
-    defaults = OmegaConf.load(command).defaults
-    groups = [group for default in defaults if isinstance(default, DictConfig) for group in default]
-    return [group for group in groups if " " not in group]  # without `override hydra/…`
+    groups = []
+    for default in OmegaConf.load(command).defaults:
+        if isinstance(default, DictConfig):
+            groups += [group for group in default if " " not in group]  # no `override hydra/…`
+        elif default != "_self_":
+            groups += offered(command.with_name(f"{default}.yaml"))
+    return groups
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,13 @@ class JobFailed(Exception):
     """A job of a sweep failed and has said why; Hydra goes on with the others."""
 
 
+def _as_list(word: str) -> str:
+    """`compare=A,B` as the list that is meant, where Hydra would see a sweep."""
+    key, _, value = word.partition("=")
+    listed = key in ("compare", "runs") and "," in value and value[0] not in "['\""
+    return f"{key}=[{value}]" if listed else word
+
+
 def _typed(overrides: ListConfig) -> list[str]:
     """Overrides as they were typed: read one by one, `${…}` in them would be resolved."""
     return OmegaConf.to_container(overrides, resolve=False)
@@ -166,7 +179,7 @@ def _added(call: HydraConf, groups: list[str]) -> list[str]:
     nobody reads.
     """
     plus = [override for override in _typed(call.overrides.task) if override.startswith("+")]
-    return [key for key in plus if key.strip("+").partition("=")[0] not in groups]
+    return [key for key in plus if re.split("[@=]", key.strip("+"))[0] not in groups]
 
 
 def _without(added: list[str], call: HydraConf) -> DictConfig:

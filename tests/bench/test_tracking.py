@@ -67,7 +67,7 @@ def as_in_csv(table):
 def test_the_table_has_the_rows_of_the_csv_beside_charts_and_summary(logged, capsys):
     folder, [run], tables = logged()
     assert as_in_csv(tables["results"]) == csv_rows(folder)
-    assert (run.exit_code, run.name) == (0, "made_up")
+    assert (run.exit_code, run.name, run.group) == (0, "made_up", "a folder")
     assert run.summary["made_up/eager/forward_ms"] == 1.5
     assert run.config["seed"] == 0
     assert run.config["environment"]["packages"]["torch"]

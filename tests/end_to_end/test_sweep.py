@@ -31,7 +31,7 @@ def test_four_jobs_leave_four_folders_four_wandb_runs_and_four_receipts(
         [layer] = receipt["layers"].values()
         assert layer["requested"] == layer["chosen"] == config["backend"]
         seen = {*receipt["kernels"]["forward"], *receipt["kernels"]["backward"]}
-        kernels = backends.load(config["backend"]).kernels(_request(layer["request"]))
+        kernels = backends.load(config["backend"]).kernels(_request(layer["requests"][0]))
         assert kernels.required <= seen
         assert not kernels.forbidden & seen
         losses[configs[-1]] = next(row["train/loss"] for row in run.history if "train/loss" in row)

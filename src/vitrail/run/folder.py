@@ -12,7 +12,7 @@ CHECKPOINTS = "checkpoints"  # the folder of a run that its checkpoints lie in
 
 def register() -> None:
     """Teach OmegaConf the names. A config asks each question once and remembers the answer."""
-    for resolver in (run_folder, eval_folder):
+    for resolver in (run_folder, eval_folder, bench_folder):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, use_cache=True, replace=True)
 
 
@@ -28,6 +28,21 @@ def run_folder(ckpt_path: str | None, name: str) -> str:
 def eval_folder(ckpt_path: str, name: str) -> str:
     """A new folder `eval/<name>` in the folder of the checkpoint's run, or beside a moved one."""
     return new_folder(str((writer(ckpt_path) or Path(ckpt_path).parent) / "eval" / name))
+
+
+def bench_folder(into: str | None, compare: object, runs: object, name: str, bench: str) -> str:
+    """The folder `into`, to go on there; else a new one like `name`, and what is done in it.
+
+    Raises FileNotFoundError where `into` leads to no folder.
+    """
+    if into is None:
+        what = "compare" if compare is not None else "runs" if runs is not None else bench
+        return new_folder(f"{name}_bench_{what}")
+    if not Path(into).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"into={into} is not a folder; name one that holds a measurement to go on with"
+        )
+    return str(Path(into).expanduser())
 
 
 def writer(ckpt_path: str) -> Path | None:
