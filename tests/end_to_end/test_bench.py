@@ -65,6 +65,22 @@ def test_patterns_and_the_model_s_own_shape_are_chosen_as_in_training(command, t
     }  # fmt: skip
 
 
+def test_loading_is_measured_on_the_data_that_the_command_names(command, tmp_path):
+    answer = command(
+        "bench", "bench=data", "data=synthetic", "data.dataset.train=300", "data.batch_size=64",
+        "bench.workers=[0]", "bench.augments=[own,crop_flip]", "bench.rounds=3", "logger=none",
+        "hydra.run.dir=bench",
+    )  # fmt: skip
+    assert (answer.code, answer.err) == (0, "")
+    rows = json.loads((tmp_path / "bench/results.json").read_text())["rows"]
+    measured = [(row["augment"], row["pipeline"]) for row in rows if not row["refused"]]
+    assert sorted(measured) == [
+        ("crop_flip", "torchvision"), ("crop_flip", "vitrail"),
+        ("own", "torchvision"), ("own", "vitrail"),
+    ]  # fmt: skip
+    assert {row["images"] for row in rows if not row["refused"]} == {256}, "270 in whole batches"
+
+
 @pytest.mark.parametrize(
     "override, message",
     {
