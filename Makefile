@@ -29,8 +29,7 @@ eval: $(READY) ## evaluate: ARGS="ckpt_path=runs/…/checkpoints/best.ckpt"
 bench: $(READY) ## measure attention, step, accuracy and loading, all small, or ARGS="bench=attention"
 ifeq ($(ARGS),)
 	$(SMALL) bench=attention_length bench.rounds=3 bench.seconds=1
-	$(SMALL) bench=attention bench.rounds=3 bench.seconds=1 \
-	  "bench.dtypes=[float32]" "bench.backends=[reference,eager,sdpa,sdpa_math,sdpa_flash,flash_attn]"
+	$(SMALL) bench=attention_quick bench.rounds=3
 	$(SMALL) bench=step "bench.backends=[eager,sdpa_flash]" bench.rounds=6 bench.steps=5
 	$(SMALL) bench=accuracy "bench.backends=[eager,sdpa_flash]" trainer.max_epochs=3
 	$(SMALL) bench=data "bench.augments=[own,crop_flip]" bench.images=512 bench.rounds=3 bench.seconds=1
@@ -46,7 +45,8 @@ test-all: $(READY) ## every test that this machine can run
 
 gpu-check: $(READY) ## on a machine with a GPU: the tests that need one, then the bench
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python bench.py trainer=gpu "bench.dtypes=[bfloat16]" bench.rounds=5 $(ARGS)
+	$(BIN)/python bench.py trainer=gpu "bench.shapes=[[256,3,64,64],[64,3,197,64],[8,6,1024,64]]" \
+	  "bench.dtypes=[bfloat16]" bench.rounds=5 $(ARGS)
 
 lint: $(READY) ## ruff's rules and ruff's format
 	$(BIN)/ruff check .
