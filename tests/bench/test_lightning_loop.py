@@ -120,7 +120,7 @@ def test_lightning_learns_what_the_bare_loop_learns(overrides, tmp_path):
 
 
 def test_lightnings_steps_are_timed_among_the_others_and_its_folder_holds_a_run(tmp_path):
-    setting = Setting(composed(), training=True, total_steps=9)
+    setting = Setting(composed("trainer.log_every_n_steps=4"), training=True, total_steps=9)
     calls = []
     turns = Turns(
         {"other": lambda: calls.append("other")}, setting.batch, steps=2, device="cpu", rounds=3

@@ -1,6 +1,7 @@
 """`bench=step`: who is timed, what the figures are made of, and what is not timed and why."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ def bench(tmp_path) -> Callable[..., StepBench]:
         with initialize_config_dir(str(configs()), version_base="1.3"):
             ours = () if "model=timm" in overrides else OURS
             config = compose("bench", [*TINY, *ours, *overrides])
-        knobs = {"rounds": 6, "steps": 1} | changes | ({} if read is None else {"read": read})
+        knobs = {"rounds": 6, "steps": 1, "seconds": 1e3} | changes
+        knobs |= {} if read is None else {"read": read}
         return instantiate(config.bench, _partial_=True, _convert_="all")(
             context=Context(config, tmp_path), **knobs
         )
@@ -122,6 +124,17 @@ def test_lightnings_overhead_is_that_over_the_bare_loop_of_the_same_round(bench)
     assert lightning["overhead_percent"] == pytest.approx(rough, rel=1, abs=20)
     assert all(row["overhead_ms"] is None for name, row in rows.items() if name != "lightning")
     assert not list(one.context.folder.iterdir()), "what the run wrote is gone"
+
+
+def test_a_turn_has_as_many_steps_as_there_is_time_for_and_at_least_one(bench):
+    rows = {
+        seconds: measured(bench(backends=["eager"], steps=4, seconds=seconds), "inference")["eager"]
+        for seconds in (1e3, 1e-9)
+    }
+    assert {seconds: row["steps"] for seconds, row in rows.items()} == {1e3: 4, 1e-9: 1}
+    one = bench(rounds=9, steps=10, seconds=30)
+    members = [SimpleNamespace(second_s=0.25), SimpleNamespace(second_s=0.5)]
+    assert one._steps_of_a_turn(members) == 4, "ten rounds of four times 0.75 s are 30 s"
 
 
 def test_what_fails_its_gate_is_not_called(bench, monkeypatch):
@@ -237,6 +250,7 @@ def test_memory_is_that_of_a_process_of_its_own(bench, monkeypatch):
     [
         ([], {"rounds": 5}, "bench.rounds=5 bounds no median; use 6 or more"),
         ([], {"steps": 0}, "bench.steps=0 measures nothing"),
+        ([], {"seconds": 0}, "bench.seconds=0 measures nothing"),
         ([], {"backends": []}, r"bench.backends=\[\] leaves nothing to measure"),
         ([], {"backends": ["flex2"]}, "backend=flex2 does not exist"),
         (["backend=eagre"], {}, "backend=eagre does not exist; did you mean eager"),

@@ -44,19 +44,19 @@ class Turns:
         self.times: dict[str, Times] = {}
         self._others = others
         self._batch = (batch.images, batch.labels, batch.padding)
-        self.steps, self._rounds, self._warm_up = steps, rounds, warm_up
+        self._steps, self._rounds, self._warm_up = steps, rounds, warm_up
         self._device, self._read = device, read
 
     def __len__(self) -> int:
         """One more than are counted: asked for that one, Lightning has finished those before."""
-        return self.steps * (self._warm_up + self._rounds) + 1
+        return self._steps * (self._warm_up + self._rounds) + 1
 
     def __iter__(self) -> Iterator[tuple]:
         found: dict[str, list[float]] = {name: [] for name in (*self._others, LIGHTNING)}
         for number in range(1 - self._warm_up, self._rounds + 1):
             passed = self._of_the_others()
             start = self._read(self._device)
-            for _ in range(self.steps):
+            for _ in range(self._steps):
                 yield self._batch
             passed[LIGHTNING] = self._read(self._device) - start
             if number > 0:
@@ -75,7 +75,7 @@ def drive(
 ) -> None:
     """Fit a classifier on these turns, one epoch, as train.py would on one device.
 
-    folder: what such a run writes goes there. It logs once in a turn.
+    folder: what such a run writes goes there.
     """
     stopping = StopBetweenBatches()
     with open_loggers({}, folder, config={}, run_id=None, resumed_at=None) as loggers:
@@ -92,7 +92,7 @@ def drive(
             accumulate_grad_batches=1,
             limit_train_batches=None,
             limit_val_batches=0,
-            log_every_n_steps=turns.steps,
+            log_every_n_steps=min(config.trainer.log_every_n_steps, len(turns)),
         )
         _fit(trainer, classifier, turns, stopping)
 

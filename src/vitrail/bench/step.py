@@ -1,6 +1,6 @@
 """Whole training steps and inference of the config's own model, by every backend and by others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,6 +25,7 @@ from vitrail.bench.step_members import (
     Setting,
     chosen,
     compiled,
+    first_line,
     members_of,
     only,
 )
@@ -44,7 +45,9 @@ class StepBench:
     One device computes, gradients are not accumulated, and weights not averaged.
 
     backends: names, None for all. rounds: turns of each member. steps: that a member takes in a
-    turn; Lightning logs once in as many. read: the clock, see `interleave`.
+    turn, or fewer where the rounds of a mode would take more than `seconds`, but at least one. A
+    turn with as many steps as Lightning has from one that it logs to the next holds one of those.
+    read: the clock, see `interleave`.
 
     A backend that cannot serve the model, fails its gate, or finds too little memory becomes a row
     with the reason. Raises ValueError for what cannot be measured at all.
@@ -54,6 +57,7 @@ class StepBench:
     backends: Sequence[str] | None
     rounds: int
     steps: int
+    seconds: float
     read: Callable[[str], float] = clock
 
     keys = ("mode", "member", "model", "batch", "image", "precision", "device")
@@ -68,8 +72,9 @@ class StepBench:
             raise ValueError(
                 f"bench.rounds={self.rounds} bounds no median; use {LEAST_ROUNDS} or more"
             )
-        if self.steps < 1:
-            raise ValueError(f"bench.steps={self.steps} measures nothing; use 1 or more")
+        for name in ("steps", "seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"bench.{name}={getattr(self, name)} measures nothing; use 1")
         if self.backends is not None and not self.backends:
             raise ValueError("bench.backends=[] leaves nothing to measure; name one")
         for name in (self.context.config.backend, *(self.backends or ())):
@@ -94,16 +99,18 @@ class StepBench:
         setting = self._settings[cell.key]
         own, layers, auto = self._chosen(setting)
         members, refused = self._members(setting, own, layers)
-        times = self._times(setting, members, layers)
+        steps = self._steps_of_a_turn(members.values())
+        times = self._times(setting, members, layers, steps)
         about = {name: self._about(cell.key, name) for name in (*times, *refused)}
         rows = [
             {
                 **about[name],
                 "backend": members.get(name, members[own]).backend,
-                **_speed(times[name], self.steps, setting.plan.data.batch_size),
-                **self._cost(setting, members.get(name), times[name]),
+                "steps": steps,
+                **_speed(times[name], steps, setting.plan.data.batch_size),
+                **_cost(setting, members.get(name), times[name].median / steps),
                 **_compared(times[name], times.get(TIMM)),
-                **_overhead(times[name] if name == LIGHTNING else None, times[own], self.steps),
+                **_overhead(times[name] if name == LIGHTNING else None, times[own], steps),
                 "auto": name == auto,
                 "refused": "",
             }
@@ -149,20 +156,30 @@ class StepBench:
             try:
                 members[COMPILED] = compiled(setting, chosen(layers))
             except RuntimeError as error:
-                refused[COMPILED] = str(error).partition("\n")[0]
+                refused[COMPILED] = first_line(error)
         return members, refused
 
+    def _steps_of_a_turn(self, members: Collection[Member]) -> int:
+        """As many as `seconds` allow, by the steps that have been taken."""
+        a_step_each = sum(member.second_s for member in members)
+        fitting = self.seconds / (self.rounds + 1) / a_step_each
+        return max(1, min(self.steps, int(fitting)))
+
     def _times(
-        self, setting: Setting, members: Mapping[str, Member], layers: Mapping[str, LayerPlan]
+        self,
+        setting: Setting,
+        members: Mapping[str, Member],
+        layers: Mapping[str, LayerPlan],
+        steps: int,
     ) -> dict[str, Times]:
         """Seconds of the turns of each member, and in training of Lightning's."""
-        turns = {name: partial(member.turn, self.steps) for name, member in members.items()}
+        turns = {name: partial(member.turn, steps) for name, member in members.items()}
         how = {"device": setting.device, "rounds": self.rounds, "read": self.read}
         if not setting.training:
             return interleave(turns, **how)
         network = deepcopy(setting.network)
         equip(network, chosen(layers))
-        loader = Turns(turns, setting.batch, steps=self.steps, **how)
+        loader = Turns(turns, setting.batch, steps=steps, **how)
         plan = replace(setting.plan, layers=layers)
         with TemporaryDirectory(prefix="lightning-", dir=self.context.folder) as folder:
             classifier = setting.classifier(network)
@@ -182,22 +199,6 @@ class StepBench:
             "device": self._settings[mode].device,
         }
 
-    def _cost(self, setting: Setting, member: Member | None, times: Times) -> Row:
-        """What a step is made of and takes; of Lightning's, which is no other, only the speed."""
-        arithmetic = setting.arithmetic
-        peak = matmul_peak(arithmetic.autocast or arithmetic.dtype, setting.device)
-        share = beyond = None
-        if member is not None:
-            beyond, share = member.beyond_mib, member.attention_share()
-        state = None if member is None else member.loop.state_mib
-        return {
-            "attention_percent": None if share is None else 100 * share,
-            "mfu_percent": 100 * setting.flops * self.steps / times.median / peak,
-            "peak_mib": None if beyond is None else state + beyond,
-            "state_mib": state,
-            "first_step_s": None if member is None else member.first_s,
-        }
-
 
 def _speed(times: Times, steps: int, batch: int) -> Row:
     ends = {"": times.median, "_p10": times.band[0], "_p90": times.band[1]}
@@ -205,6 +206,21 @@ def _speed(times: Times, steps: int, batch: int) -> Row:
     return {
         **{f"step_ms{end}": 1000 * seconds / steps for end, seconds in ends.items()},
         **{f"images_per_second{end}": batch * steps / ends[slower[end]] for end in ends},
+    }
+
+
+def _cost(setting: Setting, member: Member | None, step_s: float) -> Row:
+    """What a step is made of and takes; of Lightning's, which is no other, only the speed."""
+    peak = matmul_peak(setting.arithmetic.autocast or setting.arithmetic.dtype, setting.device)
+    share = beyond = state = None
+    if member is not None:
+        share, beyond, state = member.attention_share(), member.beyond_mib, member.loop.state_mib
+    return {
+        "attention_percent": None if share is None else 100 * share,
+        "mfu_percent": 100 * setting.flops / step_s / peak,
+        "peak_mib": None if beyond is None else state + beyond,
+        "state_mib": state,
+        "first_step_s": None if member is None else member.first_s,
     }
 
 

@@ -130,7 +130,8 @@ class Member:
 
     layers: the name of each attention layer's backend, which the network is given at each turn.
     beyond_mib: what a step takes on top of the loop's state, None where it cannot be told.
-    first_s: what the first step took, in which kernels are set up and graphs compiled.
+    first_s: what the first step took, in which kernels are set up and graphs compiled. second_s:
+    what the next one did.
     """
 
     loop: Loop
@@ -138,6 +139,7 @@ class Member:
     compiled: bool
     beyond_mib: float | None
     first_s: float
+    second_s: float
 
     @classmethod
     def of(
@@ -148,11 +150,14 @@ class Member:
         *,
         compiled: bool = False,
     ) -> "Member":
-        """Takes the first step; raises RuntimeError where it cannot be."""
+        """Takes the first two steps; raises RuntimeError where they cannot be."""
         equip(loop.network, layers)
-        start = clock(loop.device)
-        loop.step()
-        return cls(loop, layers, compiled, beyond_mib, clock(loop.device) - start)
+        took = []
+        for _ in range(2):
+            start = clock(loop.device)
+            loop.step()
+            took.append(clock(loop.device) - start)
+        return cls(loop, layers, compiled, beyond_mib, *took)
 
     @property
     def backend(self) -> str:
@@ -203,11 +208,11 @@ def members_of(
         try:
             members[name] = Member.of(loop, layers, _beyond(setting, setting.network, layers))
         except (MemoryError, RuntimeError) as error:
-            refused[name] = str(error)
+            refused[name] = first_line(error)
     try:
         members[TIMM] = _timm(setting)
     except (MemoryError, RuntimeError, ValueError) as error:
-        refused[TIMM] = str(error)
+        refused[TIMM] = first_line(error)
     return members, refused
 
 
@@ -236,3 +241,8 @@ def _beyond(setting: Setting, network: nn.Module, layers: Mapping[str, str]) -> 
     else:
         call = packed(inference_pass, network, layers, setting.arithmetic, setting.batch)
     return peak_mib(unpacked, call, device=setting.device)
+
+
+def first_line(error: Exception) -> str:
+    """What a person needs of it."""
+    return str(error).partition("\n")[0]
