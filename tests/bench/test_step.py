@@ -292,9 +292,9 @@ def test_findings_name_what_differs_and_what_does_not(bench):
     found = bench().findings(rows)
     speed, share, overhead = found.sentences
     assert speed == (
-        "training: the fastest here is eager and sdpa, with no difference between them beyond the "
-        "noise, with 200 images/s; its step takes 0.50 times as long as timm's (95 % interval 0.40 "
-        "to 0.60)."
+        "training: the fastest are eager and sdpa, with no difference between them beyond the "
+        "noise (eager: 200 images/s); a step by eager takes 0.50 times as long as timm's (95 % "
+        "interval 0.40 to 0.60)."
     )
     assert share == (
         "training: eager reaches 12 % of this machine's matrix product, and attention is 25 % of "

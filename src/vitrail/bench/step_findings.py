@@ -30,9 +30,14 @@ def _told(mode: str, rows: Sequence[Row]) -> Iterator[str]:
     best = min(ours, key=lambda row: row["step_ms"])
     alike = [row for row in ours if overlap(band(row, "step_ms"), band(best, "step_ms"))]
     names = " and ".join(row["member"] for row in alike)
-    between = ", with no difference between them beyond the noise," if len(alike) > 1 else ""
     speed = f"{best['images_per_second']:,.0f} images/s"
-    yield f"{mode}: the fastest here is {names}{between} with {speed}{_against_timm(best)}."
+    if len(alike) > 1:
+        yield (
+            f"{mode}: the fastest are {names}, with no difference between them beyond the noise "
+            f"({best['member']}: {speed}){_against_timm(best)}."
+        )
+    else:
+        yield f"{mode}: the fastest is {names} with {speed}{_against_timm(best)}."
     if best["mfu_percent"] is not None:
         share = best["attention_percent"]
         attention = "" if share is None else f", and attention is {share:.0f} % of its time"
@@ -51,8 +56,9 @@ def _against_timm(row: Row) -> str:
     low, high = band(row, "time_vs_timm")
     interval = f"95 % interval {low:.2f} to {high:.2f}"
     if low <= 1 <= high:
-        return f"; next to timm, whose attention is torch's, there is no difference ({interval})"
-    return f"; its step takes {row['time_vs_timm']:.2f} times as long as timm's ({interval})"
+        return f"; between {row['member']} and timm there is no difference ({interval})"
+    times = f"{row['time_vs_timm']:.2f} times as long as timm's"
+    return f"; a step by {row['member']} takes {times} ({interval})"
 
 
 def _overhead(row: Row) -> str:
