@@ -100,7 +100,7 @@ class Trial:
 
     @classmethod
     def of(cls, request: Request) -> "Trial":
-        """Heads, width, tokens, dtype, masks and bias are the request's own; the batch is three, see `_sample`.
+        """Heads, width, tokens, dtype, masks and bias are the request's own; see `_sample`.
 
         Under a padding mask the second sample is half padding and the third nothing else.
         """
