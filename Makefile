@@ -30,8 +30,8 @@ bench: $(READY) ## measure attention, step, accuracy and loading, all small, or 
 ifeq ($(ARGS),)
 	$(SMALL) bench=attention_length bench.rounds=3 bench.seconds=1
 	$(SMALL) bench=attention_quick bench.rounds=3
-	$(SMALL) bench=step "bench.backends=[eager,sdpa_flash]" bench.rounds=6 bench.steps=5
-	$(SMALL) bench=accuracy "bench.backends=[eager,sdpa_flash]" trainer.max_epochs=3
+	$(SMALL) bench=step bench.seconds=10
+	$(SMALL) bench=accuracy trainer.max_epochs=5 bench.target=0.6
 	$(SMALL) bench=data "bench.augments=[own,crop_flip]" bench.images=512 bench.rounds=3 bench.seconds=1
 else
 	$(BIN)/python bench.py $(ARGS)
