@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two processes of one thread each: small tests gain nothing from threads that wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
-# What `make bench` measures is one W&B group, and takes five minutes on two cores.
+# What `make bench` measures is one W&B group.
 STAMP := make_bench_$(shell date +%Y-%m-%d_%H-%M-%S)
 SMALL := $(BIN)/python bench.py trainer=cpu logger.wandb.group=$(STAMP)
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from math import prod
 from pathlib import Path
 
 import torch
@@ -104,7 +103,7 @@ def measure(request: Request, names: Collection[str]) -> dict[str, float]:
     for name in names:
         _step(small, backends.load(name))
     # Long sequences cost the same a sample, however many there are.
-    work = prod((request.heads, request.queries, request.keys, request.width))
+    work = request.scores // request.batch * request.width
     batch = min(request.batch, max(1, MOST_WORK // work))
     sample = Sample.of(replace(request, batch=batch))
     steps = {name: lambda n=name: _step(sample, backends.load(n)) for name in names}
@@ -134,8 +133,7 @@ def _against(name: str, request: Request, deterministic: bool) -> str | None:
         return f"by name only: {backend.by_name_only}"
     if deterministic and request.backward and not backend.capability(request).deterministic:
         return "its gradients differ from run to run"
-    size = prod((request.batch, request.heads, request.queries, request.keys))
-    scores = size * request.dtype.itemsize
+    scores = request.scores * request.dtype.itemsize
     if backend.keeps_scores and scores > SCORES_LIMIT:
         return f"its scores take {scores / 2**30:.1f} GiB a layer (at most {SCORES_LIMIT >> 30})"
     return None

@@ -133,10 +133,7 @@ def _judge(requests: tuple[Request, ...], backend: Backend, rules: Rules) -> tup
 
 
 def _largest_first(requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    def scores(request: Request) -> int:
-        return request.batch * request.heads * request.queries * request.keys
-
-    return tuple(sorted(requests, key=scores, reverse=True))
+    return tuple(sorted(requests, key=lambda request: request.scores, reverse=True))
 
 
 def _because(clash: str, network: nn.Module) -> str:

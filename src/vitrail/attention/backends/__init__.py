@@ -53,6 +53,11 @@ class Request:
     backward: bool = True
     compute: tuple[int, int] | None = None
 
+    @property
+    def scores(self) -> int:
+        """How many scores there are: one for each query and key of each head."""
+        return self.batch * self.heads * self.queries * self.keys
+
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, dropout_p: float):
         """The request that attention over these (B, h, N, d) tensors makes."""
