@@ -1,6 +1,5 @@
 """One backend on one call, before it is timed: whether it may be, and what is known of it."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.compiler.config
-from torch.autograd.profiler import profile
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Refused, Request
@@ -17,7 +15,7 @@ from vitrail.attention.sample import Sample
 from vitrail.bench.attention_call import AttentionCall, function_of
 from vitrail.bench.compiled import Compiled
 from vitrail.bench.memory import peak_mib
-from vitrail.tracking.kernel_watch import ATTENTION, broken_promises
+from vitrail.tracking.kernel_watch import ATTENTION, broken_promises, quiet_profile
 
 COMPILED = "Torch-Compiled Region"  # how the profiler's name of what torch compiled begins
 
@@ -104,9 +102,7 @@ def _forgetting() -> Iterator[None]:
 
 def _seen(function: Callable[[], object], device: str) -> set[str]:
     """Names of everything that the profiler sees in one call."""
-    # Below this level the profiler prints its start and stop, and an error without a GPU.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with profile(use_device="cuda" if device == "cuda" else None) as profiled:
+    with quiet_profile(device) as profiled:
         function()
         if device != "cpu":
             torch.accelerator.synchronize()

@@ -1,16 +1,16 @@
 """How much of a step is attention itself: what a backend computes, forward and backward."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 from torch.autograd import DeviceType
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.requests import attention_layers
+from vitrail.tracking.kernel_watch import quiet_profile
 
 # Our calls, and timm's, which know of no backend.
 CALLS = ("vitrail::attention", "aten::scaled_dot_product_attention")
@@ -26,10 +26,8 @@ def attention_share(network: nn.Module, step: Callable[[], object], *, device: s
     """
     if device not in ("cpu", "cuda"):
         return None
-    # Below this level the profiler prints its start and stop, and an error without a GPU.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     on_gpu = device == "cuda"
-    with _named(network), profile(use_device="cuda" if on_gpu else None) as seen:
+    with _named(network), quiet_profile(device) as seen:
         step()
     # What the GPU did is counted with the operation that asked for it, and listed again by itself.
     events = [event for event in seen.function_events if event.device_type == DeviceType.CPU]

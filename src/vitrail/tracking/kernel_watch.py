@@ -112,10 +112,7 @@ class KernelWatch(Callback):
         self._close()
 
     def _start(self, device: torch.device) -> None:
-        # Below this level the profiler prints its start and stop, and an error without a GPU.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-        # torch.profiler.profile would first import the compiler, a second, to describe its trace.
-        self._profile = profile(use_device="cuda" if device.type == "cuda" else None)
+        self._profile = quiet_profile(device.type)
         self._profile.__enter__()
 
     def _stop(self) -> Counter[str]:
@@ -126,6 +123,14 @@ class KernelWatch(Callback):
     def _close(self) -> None:
         if self._profile is not None:
             self._stop()
+
+
+def quiet_profile(device: str) -> profile:
+    """A profiler of what a torch device type computes, which prints nothing of its own."""
+    # Below this level it prints its start and stop, and an error without a GPU.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    # torch.profiler.profile would first import the compiler, a second, to describe its trace.
+    return profile(use_device="cuda" if device == "cuda" else None)
 
 
 def broken_promises(promises: Mapping[str, Kernels], seen: set[str]) -> list[str]:
