@@ -84,7 +84,8 @@ def config(**changes: Any) -> DictConfig:
         "tokens": [64, 197, 1024],
         "backends": ["eager", "sdpa_flash", "none"],
     }
-    whole = {"into": None, "compare": None, "runs": None, "logger": {}, "seed": 0, "bench": bench}
+    whole = dict.fromkeys(("into", "compare", "runs", "ckpt_path"))
+    whole |= {"logger": {}, "seed": 0, "bench": bench}
     return OmegaConf.merge(OmegaConf.create(whole), OmegaConf.create(changes))
 
 

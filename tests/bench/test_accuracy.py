@@ -289,7 +289,6 @@ def test_the_command_keeps_what_was_done_when_it_is_killed(tmp_path):
         ([], {"seeds": [-1]}, "seed=-1 is no whole number"),
         ([], {"backends": ["sdpa_flush"]}, "backend=sdpa_flush does not exist; did you mean sdpa_"),
         ([], {"target": 90}, "bench.target=90 is no accuracy"),
-        (["ckpt_path=a.ckpt"], {}, "ckpt_path=a.ckpt has no use"),
         (["trainer=ddp"], {}, "trainer.devices=auto may be several devices"),
         (["model.heads=3"], {}, "dim=16 does not split over heads=3"),
     ],

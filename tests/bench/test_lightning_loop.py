@@ -9,13 +9,12 @@ import torch
 from hydra import compose, initialize_config_dir
 from pytorch_lightning import Callback
 
+from vitrail.bench import lightning_loop
 from vitrail.bench.bare_loop import Batch, Training
-from vitrail.bench.lightning_loop import LIGHTNING, Turns, callbacks, drive
+from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
 from vitrail.bench.step_members import Setting
 from vitrail.cli import configs
 from vitrail.run import train as run_train
-from vitrail.run.stopping import StopBetweenBatches
-from vitrail.tracking.loggers import Loggers
 
 TINY = (
     "trainer=cpu", "data=synthetic", "data.image_size=[8,12]", "data.batch_size=4",
@@ -159,17 +158,19 @@ def test_the_trainer_has_every_callback_that_does_something_at_a_step_of_train_p
         pass
 
     def stop(*_, callbacks, **__):
-        raise Seen(callbacks)
+        raise Seen({type(callback) for callback in callbacks if at_a_step(callback)})
 
     monkeypatch.setattr(run_train, "build_trainer", stop)
+    monkeypatch.setattr(lightning_loop, "build_trainer", stop)
     config = composed("data=digits", "model.patch_size=2")
-    with pytest.raises(Seen) as seen:
+    with pytest.raises(Seen) as theirs:
         run_train.train(config, tmp_path, overrides=[], choices={})
-    theirs = {type(callback) for callback in seen.value.args[0] if at_a_step(callback)}
-    plan = Setting(config, training=True, total_steps=1).plan
-    ours = callbacks(plan, Loggers([], run_id=None), tmp_path, StopBetweenBatches())
-    assert theirs <= {type(callback) for callback in ours}
-    assert len(theirs) > 2
+    setting = Setting(config, training=True, total_steps=1)
+    turns = Turns({}, setting.batch, steps=1, device="cpu", rounds=1)
+    with pytest.raises(Seen) as ours:
+        drive(turns, setting.classifier(setting.network), config, setting.plan, tmp_path)
+    assert theirs.value.args == ours.value.args
+    assert len(theirs.value.args[0]) > 2
 
 
 def at_a_step(callback: Callback) -> bool:

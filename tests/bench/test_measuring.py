@@ -113,6 +113,20 @@ def test_where_it_is_logged_is_no_part_of_what_is_measured(tmp_path):
     assert len(lines(tmp_path / "note")) == 3
 
 
+def test_a_checkpoint_is_refused_since_no_measurement_begins_from_one(tmp_path):
+    with pytest.raises(ValueError, match=r"ckpt_path=\S+ has no use here"):
+        measured(tmp_path, ckpt_path="a.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_logger_that_cannot_be_made_is_found_before_anything_is_measured(tmp_path):
+    note = tmp_path / "note"
+    wrong = {"wandb": {"_target_": "vitrail.tracking.wandb_run.WandbRun", "mode": "sometimes"}}
+    with pytest.raises(Exception, match="WandbRun"):
+        measured(tmp_path, bench={"note": str(note)}, logger=wrong)
+    assert not note.exists()
+
+
 def test_nothing_to_measure_is_said(tmp_path):
     with pytest.raises(ValueError, match="bench=made_up leaves nothing to measure; name more"):
         measured(tmp_path, bench={"backends": []})

@@ -131,7 +131,7 @@ def test_whatever_a_name_holds_it_is_text(write):
 def test_a_refused_row_has_its_reason_in_place_of_figures(write):
     text = write(page_of())
     [table] = Reader(text).tables
-    assert table[0] == ["backend", "forward ms", "peak mib", "auto"]
+    assert table[0] == ["backend", "forward, ms", "peak, MiB", "auto"]
     assert table[1] == ["eager", "0.5|5.4 – 6.6", "10", "yes"]
     assert table[2] == ["none", "cannot run <b>here</b>"]
     assert '<td class="why" colspan="3">' in text
@@ -151,7 +151,7 @@ def test_a_table_without_rows_is_left_out(write):
 def test_a_folded_table_is_there_for_the_asking(write):
     text = write(page_of(tables=[Table("All columns", ROWS, MadeUp.keys, [*ROWS[0]], folded=True)]))
     assert "<details>\n<summary>All columns</summary>" in text
-    heads = ["backend", "forward ms", "peak mib", "auto"]  # bands stand beside, reasons instead
+    heads = ["backend", "forward, ms", "peak, MiB", "auto"]  # bands stand beside, reasons instead
     assert Reader(text).tables[0][0] == heads
 
 

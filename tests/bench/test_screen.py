@@ -48,7 +48,7 @@ def test_a_table_has_the_columns_that_the_measurement_names_and_bands_beside_fig
     lines = file.getvalue().splitlines()
     assert lines[0].strip() == CELLS[0].title
     heads = [word.strip() for word in lines[2].strip("┃").split("┃")]
-    assert heads == ["backend", "forward ms", "peak mib", "auto"]
+    assert heads == ["backend", "forward, ms", "peak, MiB", "auto"]
     cells = [word.strip() for word in lines[4].strip("│").split("│")]
     assert cells == ["eager", "6 (5.4 – 6.6)", "10", "yes"]
     assert lines[5].split("│")[1].strip() == "[bold]:cat:[/]"

@@ -29,8 +29,19 @@ def test_a_value_in_words(value, words):
     assert written(value) == words
 
 
-def test_a_heading_has_no_underscores():
-    assert heading("images_per_second") == "images per second"
+@pytest.mark.parametrize(
+    "column, words",
+    {
+        "images_per_second": "images per second",
+        "peak_mib": "peak, MiB",
+        "to_target_s": "to target, s",
+        "mfu_percent": "MFU, %",
+        "gflops_per_s": "GFLOP/s",
+        "s": "s",
+    }.items(),
+)
+def test_a_heading_is_a_column_s_name_in_words_and_its_unit(column, words):
+    assert heading(column) == words
 
 
 def test_the_band_is_that_of_percentiles_or_of_an_interval():

@@ -54,11 +54,6 @@ class AccuracyBench:
     def __post_init__(self):
         config = self.context.config
         check_one_device(config)
-        if config.ckpt_path is not None:
-            raise ValueError(
-                f"ckpt_path={config.ckpt_path} has no use, because bench=accuracy trains runs of "
-                "its own; leave it out"
-            )
         for name in ("backends", "seeds"):
             values = getattr(self, name)
             if not values or len({*values}) < len(values):

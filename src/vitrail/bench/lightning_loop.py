@@ -6,18 +6,16 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from omegaconf import DictConfig
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Trainer
 
 from vitrail.attention.stopwatch import Times, clock, interleave
 from vitrail.bench.bare_loop import Batch
+from vitrail.run.around_steps import around_steps
 from vitrail.run.assemble import Plan, build_trainer
-from vitrail.run.receipt import watch
 from vitrail.run.saving import BestAndLast, WholeFiles
 from vitrail.run.stopping import StopBetweenBatches
-from vitrail.tracking.loggers import Loggers, open_loggers
+from vitrail.tracking.loggers import open_loggers
 from vitrail.training.classifier import Classifier
-from vitrail.training.progress import Progress
-from vitrail.training.throughput import Throughput
 
 LIGHTNING = "lightning"
 
@@ -85,7 +83,15 @@ def drive(
             default_root_dir=folder,
             logger=loggers,
             plugins=[WholeFiles()],
-            callbacks=callbacks(plan, loggers, folder, stopping),
+            callbacks=around_steps(
+                plan,
+                loggers,
+                folder,
+                stopping=stopping,
+                checkpoints=BestAndLast(folder, validated=False),
+                compiled=False,
+                from_step=0,
+            ),
             max_epochs=1,
             max_steps=-1,
             max_time=None,
@@ -95,19 +101,6 @@ def drive(
             log_every_n_steps=min(config.trainer.log_every_n_steps, len(turns)),
         )
         _fit(trainer, classifier, turns, stopping)
-
-
-def callbacks(
-    plan: Plan, loggers: Loggers, folder: Path, stopping: StopBetweenBatches
-) -> list[Callback]:
-    """Those of a run that do anything at a step, but for EMA, which a bare loop would do too."""
-    return [
-        Progress(),
-        Throughput(),
-        watch(plan, loggers, folder, compiled=False, from_step=0),
-        stopping,
-        BestAndLast(folder, validated=False),
-    ]
 
 
 def _fit(

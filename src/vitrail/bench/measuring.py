@@ -13,9 +13,11 @@ from vitrail.bench.report import Page, Table, machine
 from vitrail.bench.results import CELLS, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
+from vitrail.run.assemble import build_loggers
 from vitrail.run.next_command import pasteable
 from vitrail.run.quiet import quiet
 from vitrail.tracking import environment
+from vitrail.tracking.loggers import Recipe
 
 # Keys that say where results come from and go to, and change none of them.
 ASIDE = ("into", "compare", "runs", "logger")
@@ -29,6 +31,12 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
     """
     quiet()
     config = _continued(config, folder, overrides)
+    if config.ckpt_path is not None:
+        raise ValueError(
+            f"ckpt_path={config.ckpt_path} has no use here: what is measured begins from its own "
+            "weights; leave it out, or evaluate it with eval.py"
+        )
+    recipes = build_loggers(config)
     subject = _subject(config, overrides)
     check(folder, subject)
     build = instantiate(config.bench, _partial_=True, _convert_="all")
@@ -50,10 +58,12 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
         raise ValueError(
             f"bench={results.subject.bench} leaves nothing to measure; name more of it"
         )
-    _publish(config, folder, measurement, results)
+    _publish(recipes, folder, measurement, results)
 
 
-def _publish(config: DictConfig, folder: Path, measurement: Measurement, results: Results) -> None:
+def _publish(
+    recipes: Mapping[str, Recipe], folder: Path, measurement: Measurement, results: Results
+) -> None:
     """Files first: they are complete where a logger then fails."""
     subject, rows = results.subject, results.rows
     findings = measurement.findings(rows)
@@ -88,7 +98,7 @@ def _publish(config: DictConfig, folder: Path, measurement: Measurement, results
     )
     pictures = leave(folder, page, rows, about)
     sync_command = track(
-        config,
+        recipes,
         folder,
         name=subject.bench,
         run_id=results.id,

@@ -5,10 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from vitrail.bench.measurement import Row
-from vitrail.run.assemble import build_loggers
 from vitrail.tracking.loggers import Recipe, open_loggers
 from vitrail.tracking.wandb_run import WandbRun
 
@@ -16,7 +13,7 @@ MOST_ROWS = 10_000  # of one table; wandb drops those beyond, and does not say s
 
 
 def track(
-    config: DictConfig,
+    recipes: Mapping[str, Recipe],
     folder: Path,
     *,
     name: str,
@@ -26,13 +23,13 @@ def track(
     figures: Mapping[str, float],
     pictures: Mapping[str, Path],
 ) -> str | None:
-    """Show all of it in the loggers of `config`; the command that uploads an offline run, if any.
+    """Show all of it in these loggers; the command that uploads an offline run, if any.
 
     name: what was measured. run_id: of the W&B run; a second call goes on with it. about: plain
     containers that take the place of a training run's config.
     """
-    recipes = {key: _placed(recipe, folder, name) for key, recipe in build_loggers(config).items()}
-    with open_loggers(recipes, folder, config=about, run_id=run_id, resumed_at=None) as loggers:
+    placed = {key: _placed(recipe, folder, name) for key, recipe in recipes.items()}
+    with open_loggers(placed, folder, config=about, run_id=run_id, resumed_at=None) as loggers:
         for start in range(0, len(rows), MOST_ROWS):
             part = f"_{start // MOST_ROWS + 1}" if start else ""
             loggers.show_table(f"results{part}", rows[start : start + MOST_ROWS])

@@ -5,10 +5,15 @@ from collections.abc import Collection, Iterable
 from vitrail.bench.bands import band
 from vitrail.bench.measurement import Row, Value
 
+UNITS = {"ms": "ms", "s": "s", "mib": "MiB", "percent": "%"}
+NAMES = {"gflops_per_s": "GFLOP/s", "mfu_percent": "MFU, %"}
+
 
 def heading(column: str) -> str:
-    """A column's name in words: `forward_ms` is `forward ms`."""
-    return column.replace("_", " ")
+    """A column's name in words, its unit apart: `peak_mib` is `peak, MiB`."""
+    name, _, unit = column.rpartition("_")
+    words = f"{name}, {UNITS[unit]}" if name and unit in UNITS else column
+    return NAMES.get(column, words).replace("_", " ")
 
 
 def written(value: Value) -> str:

@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import rank_zero_only
 import vitrail
 from vitrail.data.module import ImageData
 from vitrail.run import checkpoint
+from vitrail.run.around_steps import around_steps
 from vitrail.run.assemble import (
     Plan,
     build_classifier,
@@ -26,7 +27,6 @@ from vitrail.run.figures import measure, publish
 from vitrail.run.layers import equip
 from vitrail.run.next_command import next_command, shown
 from vitrail.run.quiet import quiet
-from vitrail.run.receipt import watch
 from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
 from vitrail.run.stopping import StopBetweenBatches
 from vitrail.run.summary import attention_line, data_line, gate_line, model_line, training_line
@@ -35,8 +35,6 @@ from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers, open_loggers
 from vitrail.tracking.summary import show
 from vitrail.training.ema import EMA
-from vitrail.training.progress import Progress
-from vitrail.training.throughput import Throughput
 
 say = rank_zero_only(print)
 
@@ -113,14 +111,18 @@ def train(
             **({} if validated else {"limit_val_batches": 0}),
             callbacks=[
                 LambdaCallback(on_fit_start=summary),
-                Progress(),
-                Throughput(),
                 *averaging,
                 *attention_maps(config, data, run_dir, loggers, tested=split),
                 SelfDescription(describe(config, plan, classes, loggers)),
-                watch(plan, loggers, run_dir, compiled=config.compile, from_step=done),
-                stopping,
-                checkpoints,
+                *around_steps(
+                    plan,
+                    loggers,
+                    run_dir,
+                    stopping=stopping,
+                    checkpoints=checkpoints,
+                    compiled=config.compile,
+                    from_step=done,
+                ),
             ],
         )
         try:
