@@ -79,7 +79,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/bench.py", "seed=0"])
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, bench={"stop": 1024})
-    assert f"stopped; go on with: python bench.py into={tmp_path}" in capsys.readouterr().out
+    program = f"{sys.orig_argv[0]} /somewhere/bench.py"
+    assert f"stopped; go on with: {program} into={tmp_path}" in capsys.readouterr().out
     assert len(lines(tmp_path / CELLS)) == 1 + 2
     assert not (tmp_path / "report.html").exists()
 

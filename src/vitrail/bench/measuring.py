@@ -14,7 +14,7 @@ from vitrail.bench.results import CELLS, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
 from vitrail.run.assemble import build_loggers
-from vitrail.run.next_command import pasteable
+from vitrail.run.next_command import next_command
 from vitrail.run.quiet import quiet
 from vitrail.tracking import environment
 from vitrail.tracking.loggers import Recipe
@@ -52,7 +52,7 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
             screen.begin(cell)
             screen.measured(cell, results.add(cell.key, measurement.measure(cell)))
     except KeyboardInterrupt:
-        print(f"stopped; go on with: {command(())} into={pasteable(folder)}")
+        print(f"stopped; go on with: {next_command('bench', into=folder)}")
         raise
     if not results.rows:
         raise ValueError(

@@ -86,6 +86,5 @@ def removed_if_unused(folder: Path, record: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if [path.name for path in folder.iterdir()] == [record]:
-            shutil.rmtree(folder / record)
-            folder.rmdir()
+        if {path.name for path in folder.iterdir()} <= {record}:
+            shutil.rmtree(folder)

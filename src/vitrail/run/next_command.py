@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 
-def next_command(name: str, checkpoint: Path) -> str:
-    """The call of `name` (train or eval) on a checkpoint, started the way this command was.
+def next_command(name: str, **paths: Path) -> str:
+    """The call of `name` (train, eval or bench) with `key=path`, started the way this command was.
 
     The interpreter and the script are those of this process, since a shell's own `python` may lack
     what is installed here.
@@ -19,7 +19,8 @@ def next_command(name: str, checkpoint: Path) -> str:
     else:
         program = f"vitrail-{name}"
         words = [program if shutil.which(program) else str(started.with_name(program))]
-    return f"{shlex.join(words)} ckpt_path={pasteable(checkpoint)}"
+    named = (f"{key}={pasteable(path)}" for key, path in paths.items())
+    return " ".join([shlex.join(words), *named])
 
 
 def pasteable(path: Path) -> str:

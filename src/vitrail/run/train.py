@@ -134,7 +134,7 @@ def train(
             )
         except (KeyboardInterrupt, SystemExit) as stop:
             if checkpoints.last.is_file():
-                say(f"stopped; go on with: {next_command('train', checkpoints.last)}")
+                say(f"stopped; go on with: {next_command('train', ckpt_path=checkpoints.last)}")
             if stopping.asked:
                 raise KeyboardInterrupt from stop
             raise
@@ -147,7 +147,7 @@ def train(
         say(f"checkpoint: {shown(best)}")
         if loggers.sync_command:
             say(f"W&B run: {loggers.sync_command}")
-        say(f"evaluate it again: {next_command('eval', best)}")
+        say(f"evaluate it again: {next_command('eval', ckpt_path=best)}")
 
 
 def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None) -> list[str]:
