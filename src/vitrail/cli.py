@@ -161,10 +161,13 @@ class JobFailed(Exception):
 
 
 def _as_list(word: str) -> str:
-    """`compare=A,B` as the list that is meant, where Hydra would see a sweep."""
+    """`compare=A,B` as the list that is meant, where Hydra would see a sweep; odd paths quoted."""
     key, _, value = word.partition("=")
-    listed = key in ("compare", "runs") and "," in value and value[0] not in "['\""
-    return f"{key}=[{value}]" if listed else word
+    if key not in ("compare", "runs") or "," not in value or value[0] in "['\"":
+        return word
+    plain = re.compile(r"[\w/.+*?~-]+", re.ASCII)
+    paths = [path if plain.fullmatch(path) else f'"{path}"' for path in value.split(",")]
+    return f"{key}=[{','.join(paths)}]"
 
 
 def _typed(overrides: ListConfig) -> list[str]:

@@ -317,8 +317,9 @@ def test_the_test_is_students_on_pairs_of_seeds():
     differences = [more[seed] - one[seed] for seed in one]
     low, high = stats.t.interval(0.95, 3, loc=sum(differences) / 4, scale=stats.sem(differences))
     assert said == (
-        f"a and b: not equal; b is {100 * sum(differences) / 4:+.2f} points away, 95 % interval "
-        f"{100 * low:+.2f} to {100 * high:+.2f} (two-sided t test on 4 paired seeds)."
+        f"a and b: not equal; b less a is {100 * sum(differences) / 4:+.2f} points, 95 % interval "
+        f"{100 * low:+.2f} to {100 * high:+.2f} (t test on 4 paired seeds, trusted no further than "
+        "10,000 images allow)."
     )
     assert stats.ttest_rel(list(one.values()), list(more.values())).pvalue < 0.05
     assert mean(trained(one)).overlaps(mean(trained(more))), "unpaired, it could not be told"
@@ -326,7 +327,7 @@ def test_the_test_is_students_on_pairs_of_seeds():
 
 def test_differences_inside_the_noise_are_called_none():
     one, other = trained({0: 0.90, 1: 0.92}), trained({0: 0.91, 1: 0.91})
-    assert "a and b: equal within noise; b is +0.00 points away" in verdict(
+    assert "a and b: equal within noise; b less a is +0.00 points" in verdict(
         "a", one, "b", other, among=1
     )
 
@@ -371,16 +372,15 @@ def test_findings_tell_means_times_drift_and_figures():
     low, high = stats.t.interval(0.95, 1, loc=0.91, scale=stats.sem([0.90, 0.92]))
     assert found.sentences[0] == (
         f"eager (computed by x): 91.00 % of test, 95 % interval {100 * low:.2f} % to 100.00 % "
-        "(Student's t over 2 seeds); training took 10.0 s, and 90.00 % on val after 4.0 s."
+        "(Student's t over 2 seeds, no narrower than 10,000 images allow); training took 10.0 s "
+        "(10.0 to 10.0), and 90.00 % on val after 4.0 s."
     )
     assert high > 1
     assert "auto (computed by eager): 91.00 %" in found.sentences[1]
     assert "2 of 2 did not reach 90.00 % on val" in found.sentences[1]
     assert found.sentences[2].startswith("eager and auto: equal within noise")
-    assert (
-        "1.0e-03 away in their L2 norm at most (sdpa on a checkpoint of eager"
-        in (found.sentences[3])
-    )
+    away = "1.0e-03 away at most, relative in the L2 norm (sdpa on a checkpoint of eager"
+    assert away in found.sentences[3]
     assert "changes 2 of 10,000 predictions" in found.sentences[3]
     assert found.figures == {
         "eager/accuracy": pytest.approx(0.91), "eager/train_s": 10.0, "eager/to_target_s": 4.0,

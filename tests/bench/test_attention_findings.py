@@ -45,6 +45,19 @@ def test_an_exponent_is_that_of_the_power_behind_the_figures():
     assert exponent([64, 64, 128], [1.0, 1.1, 2.0]) is None
 
 
+def test_a_machine_that_was_busy_for_a_part_of_it_is_said():
+    rows = [eager(64), eager(256, matmul_gflops_per_s=40.0), eager(1024, matmul_gflops_per_s=90.0)]
+    assert (
+        findings(rows)
+        .sentences[-1]
+        .startswith(
+            "float32: the matrix product was measured as 40 and as 100 GFLOP/s, so other work was"
+        )
+    )
+    steady = [eager(64), eager(256, matmul_gflops_per_s=90.0)]
+    assert not any("other work" in sentence for sentence in findings(steady).sentences)
+
+
 def test_growth_is_told_in_figures_in_a_sentence_and_beside_the_chart():
     told = findings(BOTH)
     assert told.figures["time_ms_exponent/eager/float32/forward/1x2xNx64"] == 2.0

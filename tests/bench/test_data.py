@@ -239,6 +239,7 @@ def test_datasets_are_choices_of_the_group(bench):
         ({"augments": []}, r"bench.augments=\[\] leaves nothing"),
         ({"workers": [1, -1]}, r"bench.workers=\[1, -1\] has fewer than 0"),
         ({"rounds": 2}, "bench.rounds=2 shows no noise; use 3 or more"),
+        ({"seconds": 0}, "bench.seconds=0 measures nothing; use above 0"),
         ({"augments": ["flip"]}, "bench.augments has flip; use own, none, crop_flip, randaugment"),
         ({"recipes": {"none": {"flop": True}}}, "bench.recipes.none has flop; its knobs are scale"),
         ({"recipes": {"none": {"auto": "magic"}}}, "augment.auto=magic is unknown"),

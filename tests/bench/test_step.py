@@ -1,5 +1,6 @@
 """`bench=step`: who is timed, what the figures are made of, and what is not timed and why."""
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from vitrail.bench.step import StepBench
 from vitrail.cli import configs
 from vitrail.model.flops import forward_flops
 from vitrail.run import layers
+from vitrail.training.classifier import Classifier
 
 TINY = (
     "bench=step", "trainer=cpu", "data.image_size=[8,12]", "data.batch_size=4",
@@ -113,15 +115,21 @@ def test_a_training_step_is_three_times_the_work_and_keeps_four_tensors_a_weight
     assert row["state_mib"] == pytest.approx(4 * weights, rel=0.01), "weight, gradient, AdamW's two"
 
 
-def test_lightnings_overhead_is_that_over_the_bare_loop_of_the_same_round(bench):
-    one = bench(backends=["sdpa_math"], rounds=9)
+def test_lightnings_overhead_is_that_over_the_bare_loop_of_the_same_round(bench, monkeypatch):
+    own = Classifier.training_step
+
+    def slow(self, batch):
+        time.sleep(0.1)  # which no other member has, and is more than what noise adds to a step
+        return own(self, batch)
+
+    monkeypatch.setattr(Classifier, "training_step", slow)
+    one = bench("backend=eager", backends=["sdpa_math"], rounds=9)
     rows = measured(one, "training")
-    lightning, bare = rows["lightning"], rows["eager"]
-    assert lightning["backend"] == "eager", "auto's, which is timed though nobody named it"
+    lightning = rows["lightning"]
+    assert lightning["backend"] == "eager", "the config's, which is timed though nobody named it"
     assert lightning["overhead_ms_low"] <= lightning["overhead_ms"] <= lightning["overhead_ms_high"]
-    assert lightning["overhead_percent"] > 0
-    rough = 100 * (lightning["step_ms"] / bare["step_ms"] - 1)
-    assert lightning["overhead_percent"] == pytest.approx(rough, rel=1, abs=20)
+    assert 50 < lightning["overhead_ms"] < 500
+    assert lightning["overhead_percent"] > 100
     assert all(row["overhead_ms"] is None for name, row in rows.items() if name != "lightning")
     assert not list(one.context.folder.iterdir()), "what the run wrote is gone"
 
@@ -292,9 +300,9 @@ def test_findings_name_what_differs_and_what_does_not(bench):
     found = bench().findings(rows)
     speed, share, overhead = found.sentences
     assert speed == (
-        "training: the fastest are eager and sdpa, with no difference between them beyond the "
-        "noise (eager: 200 images/s); a step by eager takes 0.50 times as long as timm's (95 % "
-        "interval 0.40 to 0.60)."
+        "training: the fastest of vitrail's are eager and sdpa, with no difference between them "
+        "beyond the noise (eager: 200 images/s); a step by eager takes 0.50 times as long as "
+        "timm's (95 % interval 0.40 to 0.60)."
     )
     assert share == (
         "training: eager reaches 12 % of this machine's matrix product, and attention is 25 % of "
@@ -311,6 +319,6 @@ def test_findings_name_what_differs_and_what_does_not(bench):
     assert "training/lightning/peak_mib" not in found.figures
     rows[4] |= {"overhead_ms_low": -1.0, "overhead_percent_low": -5.0}
     assert bench().findings(rows).sentences[2] == (
-        "training: between Lightning's step and the bare loop's there is no difference beyond the "
-        "noise (95 % interval -5.0 to 15.0 %)."
+        "training: Lightning's step cannot be told from the bare loop's (95 % interval -5.0 to "
+        "+15.0 %)."
     )

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from vitrail.bench import run
-from vitrail.bench.training_runs import MOST_POINTS, Run, curves, find
+from vitrail.bench.training_runs import MOST_POINTS, Run, _ends, curves, find
 
 from .made_up import config
 
@@ -99,6 +99,12 @@ def test_final_and_best_figures_and_what_differs_are_a_row_a_run(show, tmp_path,
         assert (tmp_path / f"out/charts/{name}.png").is_file()
     for part in ("rejected", "flex: cannot", "40% of what is allowed", "aten::bmm_backward"):
         assert part in page
+
+
+def test_runs_that_share_the_best_figure_are_all_named():
+    rows = [{"run": name, "test/acc": acc} for name, acc in (("a", 0.5), ("b", 0.5), ("c", 0.25))]
+    assert [*_ends(rows)] == ["test/acc: highest 0.5 in a and b, lowest 0.25 in c"]
+    assert [*_ends(rows[:2])] == ["test/acc: highest 0.5 in a and b"]
 
 
 def test_a_run_that_was_stopped_is_shown_with_what_it_has(show, tmp_path):

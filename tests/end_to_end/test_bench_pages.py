@@ -28,6 +28,14 @@ def test_two_folders_are_compared_in_a_folder_of_their_own(command, tmp_path, wo
     assert "compare=[runs/a,runs/b]" in page.read_text()
 
 
+def test_folders_of_any_name_are_compared_as_they_are_typed(command, tmp_path):
+    results(tmp_path / "runs/a b", ms=1.0)
+    results(tmp_path / "runs/é", ms=3.0)
+    answer = command("bench", "compare=runs/a b,runs/é")
+    assert (answer.code, answer.err) == (0, "")
+    assert "B / A is 3 in" in answer.out
+
+
 def test_a_comparison_that_cannot_be_made_leaves_no_folder(command, tmp_path):
     answer = command("bench", "compare=runs/a,runs/b")
     assert (answer.code, answer.err.count("\n")) == (1, 1)

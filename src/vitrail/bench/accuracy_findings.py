@@ -74,15 +74,19 @@ def verdict(one: str, its: Runs, other: str, others: Runs, *, among: int) -> str
     says = "equal within noise" if interval.holds(0.0) else "not equal"
     together = f" for all {among} comparisons together" if among > 1 else ""
     return (
-        f"{one} and {other}: {says}; {other} is {_points(interval.value)} points away, 95 % "
-        f"interval {_points(interval.low)} to {_points(interval.high)}{together} (two-sided t test "
-        f"on {len(seeds)} paired seeds)."
+        f"{one} and {other}: {says}; {other} less {one} is {_points(interval.value)} points, 95 % "
+        f"interval {_points(interval.low)} to {_points(interval.high)}{together} (t test on "
+        f"{len(seeds)} paired seeds, trusted no further than {images:,} images allow)."
     )
 
 
 def _of(name: str, runs: Runs, accuracy: Interval, target: float) -> str:
-    how = f"Student's t over {len(runs)} seeds" if len(runs) > 1 else "Wilson, one seed"
     rows = list(runs.values())
+    how = (
+        f"Student's t over {len(runs)} seeds, no narrower than {rows[0]['images']:,} images allow"
+        if len(runs) > 1
+        else "Wilson, one seed"
+    )
     took = _mean(rows, "train_s")
     there = [row["to_target_s"] for row in rows if row["to_target_s"] is not None]
     reached = (
@@ -90,7 +94,7 @@ def _of(name: str, runs: Runs, accuracy: Interval, target: float) -> str:
         if len(there) == len(rows)
         else f"; {len(rows) - len(there)} of {len(rows)} did not reach {_percent(target)} on val"
     )
-    time = "" if took is None else f"; training took {took:.1f} s{reached}"
+    time = "" if took is None else f"; training took {_seconds(rows, took)}{reached}"
     used = " or ".join(dict.fromkeys(row["layers"] for row in rows))
     chose = f" (computed by {used})" if used != name else ""
     return (
@@ -105,10 +109,11 @@ def _drifts(rows: Sequence[Row]) -> Iterator[str]:
         return
     far = max(drifted, key=lambda row: row["drift_relative"])
     changed = max(drifted, key=lambda row: row["changed_predictions"])
+    which = f"{far['evaluated_with']} on a checkpoint of {far['trained_with']}"
     yield (
         "Evaluated by another backend than it was trained with, a checkpoint gives logits that are "
-        f"{far['drift_relative']:.1e} away in their L2 norm at most ({far['evaluated_with']} on a "
-        f"checkpoint of {far['trained_with']}, the largest difference "
+        f"{far['drift_relative']:.1e} away at most, relative in the L2 norm ({which}, the largest "
+        "difference "
         f"{max(row['drift_largest'] for row in drifted):.1e}), and changes "
         f"{changed['changed_predictions']} of {changed['images']:,} predictions at most."
     )
@@ -154,6 +159,12 @@ def _mean(rows: Sequence[Row], column: str) -> float | None:
     """Over runs that all have the figure; None where one lacks it."""
     values = [row[column] for row in rows]
     return None if None in values else fmean(values)
+
+
+def _seconds(rows: Sequence[Row], mean: float) -> str:
+    """A mean, and what it is of: one run may have been stopped, or met other work."""
+    ends = sorted(row["train_s"] for row in rows)
+    return f"{mean:.1f} s" + (f" ({ends[0]:.1f} to {ends[-1]:.1f})" if len(rows) > 1 else "")
 
 
 def _percent(share: float) -> str:

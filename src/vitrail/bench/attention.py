@@ -26,7 +26,14 @@ from vitrail.model import ViT
 from vitrail.run.assemble import build_network, device_of
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-MASKS = {"none": frozenset(), "keys": frozenset({"keys"}), "dense": frozenset({"dense"})}
+MASKS = {
+    "none": {"masks": frozenset()},
+    "keys": {"masks": frozenset({"keys"})},
+    "dense": {"masks": frozenset({"dense"})},
+    "bias": {"masks": frozenset(), "bias": True},
+}
+# Positions that a call is not changed by, since they speak at the model's entrance or not at all.
+OUTSIDE = ("none", "learned", "sincos")
 PASSES = {"forward": False, "forward+backward": True}
 LEAST = 3  # rounds, however long they take, because a band is made of several
 
@@ -37,9 +44,10 @@ class AttentionBench:
 
     backends: names, None for all. shapes: [B, h, N, d] each; for a pattern, N is [rows, cols] or
     [rows, cols, prefix]. None takes that of the config's model on its data. dtypes: torch's names.
-    masks: `none`, `keys` (padding) or `dense`. patterns: choices of configs/pattern, or patterns;
-    None takes the config's own. rounds: timed rounds of a cell. seconds: a cell's rounds end with
-    the one in which so many have passed, though not before the third. read: see `interleave`.
+    masks: `none`, `keys` (padding), `dense` or `bias` (learned). patterns: choices of
+    configs/pattern, or patterns; None takes the config's own. rounds: timed rounds of a cell.
+    seconds: a cell's rounds end with the one in which so many have passed, though not before the
+    third. read: see `interleave`.
 
     A backend that cannot serve a cell, fails its gate, is computed by other kernels than it
     promises, or finds too little memory becomes a row with the reason and without figures. Raises
@@ -75,6 +83,8 @@ class AttentionBench:
                     raise ValueError(f"bench.{name} has {value}; use {', '.join(known)}")
         if self.rounds < LEAST:
             raise ValueError(f"bench.rounds={self.rounds} shows no noise; use {LEAST} or more")
+        if self.seconds <= 0:
+            raise ValueError(f"bench.seconds={self.seconds} measures nothing; use above 0")
         for name in self.backends or ():
             if name not in backends.names():
                 backends.load(name)  # or it says which there are
@@ -94,7 +104,15 @@ class AttentionBench:
         ]
 
     def findings(self, rows: Sequence[Row]) -> Findings:
-        return findings(rows)
+        found = findings(rows)
+        position = self.context.config.position._target_.split(".")[-2]
+        if position in OUTSIDE:
+            return found
+        apart = (
+            f"position={position} is no part of these calls (a relative one is like mask bias); "
+            "bench=step measures it with the whole model."
+        )
+        return replace(found, sentences=[*found.sentences, apart])
 
     @cached_property
     def _cells(self) -> dict[str, tuple[Row, AttentionCall]]:
@@ -110,7 +128,7 @@ class AttentionBench:
                     "without one; write them as [rows, cols]"
                 )
             call = AttentionCall(
-                shape=shape, dtype=DTYPES[dtype], masks=MASKS[mask], pattern=pattern, device=device
+                shape=shape, dtype=DTYPES[dtype], pattern=pattern, device=device, **MASKS[mask]
             )
             words = {
                 "batch": shape.batch,

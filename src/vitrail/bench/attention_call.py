@@ -21,7 +21,8 @@ from vitrail.bench.shapes import Shape
 class AttentionCall:
     """What a layer computes between its projections, on tensors (B, h, N, d).
 
-    masks: kinds, as `Request` has them. backward: with gradients, as in training, or without.
+    masks: kinds, as `Request` has them. bias: whether a learned one is added to the scores.
+    backward: with gradients, as in training, or without.
     """
 
     shape: Shape
@@ -29,6 +30,7 @@ class AttentionCall:
     masks: frozenset[str]
     pattern: Pattern
     device: str
+    bias: bool = False
     backward: bool = True
 
     def sample(self) -> Sample:
@@ -44,6 +46,8 @@ class AttentionCall:
                 keys=shape.grid.tokens,
                 width=shape.width,
                 masks=self.masks,
+                bias=self.bias,
+                bias_grad=self.bias and self.backward,
                 backward=self.backward,
             )
         )
@@ -85,7 +89,7 @@ class AttentionCall:
         return self.pattern.join(outs, self.shape.grid)
 
     def _split(self, sample: Sample) -> list[Call]:
-        whole = Call(sample.q, sample.k, sample.v, sample.mask, None)
+        whole = Call(sample.q, sample.k, sample.v, sample.mask, sample.bias)
         return self.pattern.split(whole, None, self.shape.grid)
 
 

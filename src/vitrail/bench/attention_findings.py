@@ -15,6 +15,7 @@ from vitrail.bench.values import written
 SERIES = ("batch", "heads", "width", "mask", "pattern", "compiled", "device", "pass")
 QUANTITIES = {"time_ms": "time, ms", "peak_mib": "peak memory, MiB"}
 NOUNS = {"time_ms": "time", "peak_mib": "memory"}
+STEADY = 1.5  # times the speed that one machine's matrix product may differ by
 WRITTEN_OUT, FLASH = "eager", ("flash_attn", "sdpa_flash")
 
 
@@ -40,6 +41,7 @@ def findings(rows: Sequence[Row]) -> Findings:
         if row[quantity] is not None
     }
     figures |= {f"matmul_gflops_per_s/{row['dtype']}": row["matmul_gflops_per_s"] for row in rows}
+    sentences += [line for one in grouped(rows, ("dtype",)) for line in unsteady(one)]
     return Findings([one for one in charts if one.lines], sentences, figures)
 
 
@@ -55,6 +57,19 @@ def growth(line: Sequence[Row], quantity: str) -> float | None:
 def told(rows: Sequence[Row]) -> str:
     """All that is said of the rows of one series and dtype."""
     return ". ".join([_subject(rows[0]), fastest(rows), *compared(rows), *grown(rows)]) + "."
+
+
+def unsteady(rows: Sequence[Row]) -> list[str]:
+    """A warning where the machine's own matrix product was measured as two things in one dtype.
+
+    It is measured once a command, and more often where the measurement was stopped and went on.
+    """
+    low, *_, high = sorted(row["matmul_gflops_per_s"] for row in (rows * 2))
+    if high <= STEADY * low:
+        return []
+    peaks = f"{written(low)} and as {written(high)} GFLOP/s"
+    said = f"{rows[0]['dtype']}: the matrix product was measured as {peaks}, so other work was "
+    return [said + "going on: neither times nor shares of it compare between these rows."]
 
 
 def fastest(rows: Sequence[Row]) -> str:

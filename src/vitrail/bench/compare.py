@@ -13,6 +13,7 @@ from vitrail.bench.outcome import command, leave
 from vitrail.bench.report import Page, Table, differing, machine
 from vitrail.bench.values import is_number, written
 
+HOW = ("rounds", "steps", "images")  # of a measurement, and no figure of what was measured
 SAME, LOWER, HIGHER, UNKNOWN = "no difference", "lower in B", "higher in B", "no band"
 
 
@@ -111,7 +112,7 @@ def side_by_side(a: Kept, b: Kept, keys: Sequence[str]) -> list[Row]:
     return [
         {**dict(zip(keys, key, strict=True)), **_pair(column, a, row, b, others[key])}
         for column in columns
-        if column not in (*a.keys, "refused") and not is_end(column, columns)
+        if column not in (*a.keys, *HOW, "refused") and not is_end(column, columns)
         for key, row in a.by_key(keys).items()
         if key in others and is_number([row[column]]) and is_number([others[key].get(column)])
     ]

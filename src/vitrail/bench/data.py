@@ -66,6 +66,8 @@ class DataBench:
             raise ValueError(f"bench.workers={list(self.workers)} has fewer than 0; use 0 or more")
         if self.rounds < LEAST:
             raise ValueError(f"bench.rounds={self.rounds} shows no noise; use {LEAST} or more")
+        if self.seconds <= 0:
+            raise ValueError(f"bench.seconds={self.seconds} measures nothing; use above 0")
         self.cells()  # finds what else cannot be measured before anything is
 
     def cells(self) -> Sequence[Cell]:

@@ -118,7 +118,7 @@ class StepBench:
         ]
         blank = dict.fromkeys(rows[0])
         return rows + [
-            {**blank, **about[name], "backend": name, "refused": reason}
+            {**blank, **about[name], "backend": name, "auto": False, "refused": reason}
             for name, reason in refused.items()
         ]
 

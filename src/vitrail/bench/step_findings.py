@@ -33,11 +33,11 @@ def _told(mode: str, rows: Sequence[Row]) -> Iterator[str]:
     speed = f"{best['images_per_second']:,.0f} images/s"
     if len(alike) > 1:
         yield (
-            f"{mode}: the fastest are {names}, with no difference between them beyond the noise "
-            f"({best['member']}: {speed}){_against_timm(best)}."
+            f"{mode}: the fastest of vitrail's are {names}, with no difference between them beyond "
+            f"the noise ({best['member']}: {speed}){_against_timm(best)}."
         )
     else:
-        yield f"{mode}: the fastest is {names} with {speed}{_against_timm(best)}."
+        yield f"{mode}: the fastest of vitrail's is {names} with {speed}{_against_timm(best)}."
     if best["mfu_percent"] is not None:
         share = best["attention_percent"]
         attention = "" if share is None else f", and attention is {share:.0f} % of its time"
@@ -55,18 +55,17 @@ def _against_timm(row: Row) -> str:
         return ""
     low, high = band(row, "time_vs_timm")
     interval = f"95 % interval {low:.2f} to {high:.2f}"
-    if low <= 1 <= high:
-        return f"; between {row['member']} and timm there is no difference ({interval})"
     times = f"{row['time_vs_timm']:.2f} times as long as timm's"
-    return f"; a step by {row['member']} takes {times} ({interval})"
+    verdict = ", so the two cannot be told apart" if low <= 1 <= high else ""
+    return f"; a step by {row['member']} takes {times} ({interval}{verdict})"
 
 
 def _overhead(row: Row) -> str:
     (low, high), (least, most) = band(row, "overhead_ms"), band(row, "overhead_percent")
     if low <= 0 <= high:
         return (
-            "training: between Lightning's step and the bare loop's there is no difference beyond "
-            f"the noise (95 % interval {least:.1f} to {most:.1f} %)."
+            "training: Lightning's step cannot be told from the bare loop's (95 % interval "
+            f"{least:+.1f} to {most:+.1f} %)."
         )
     return (
         f"training: Lightning takes {row['overhead_ms']:.2f} ms a step more than the bare loop "

@@ -205,11 +205,16 @@ def _ends(rows: Sequence[Row]) -> Iterator[str]:
             (row for row in rows if row.get(name) is not None), key=lambda row: row[name]
         )
         if there:
-            low, high = there[0], there[-1]
-            yield f"{name}: highest {written(high[name])} in {high['run']}" + (
-                f", lowest {written(low[name])} in {low['run']}" if len(there) > 1 else ""
+            low, high = there[0][name], there[-1][name]
+            yield f"{name}: highest {written(high)} in {_those(there, name, high)}" + (
+                f", lowest {written(low)} in {_those(there, name, low)}" if low < high else ""
             )
             return
+
+
+def _those(rows: Sequence[Row], name: str, value: float) -> str:
+    """The runs that share a figure."""
+    return " and ".join(str(row["run"]) for row in rows if row[name] == value)
 
 
 def _attention(receipt: Mapping[str, Any] | None) -> str | None:
