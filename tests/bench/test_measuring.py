@@ -99,6 +99,16 @@ def test_a_folder_alone_brings_its_own_config_and_the_command_that_made_it(tmp_p
     assert results["command"] == "python bench.py seed=3 'bench.tokens=[64,65]'"
 
 
+def test_a_folder_alone_brings_its_own_logger_too(tmp_path):
+    tables = {"tensorboard": {"_target_": "vitrail.tracking.tensorboard.TensorBoardRun"}}
+    measured(tmp_path / "one")
+    other = config(into=str(tmp_path / "one"), logger=tables)
+    run(other, tmp_path / "one", overrides=[f"into={tmp_path / 'one'}"])
+    assert not (tmp_path / "one/tensorboard").exists(), "the folder was measured without one"
+    run(other, tmp_path / "one", overrides=[f"into={tmp_path / 'one'}", "logger=tensorboard"])
+    assert (tmp_path / "one/tensorboard").exists()
+
+
 def test_a_folder_and_other_settings_are_refused(tmp_path):
     measured(tmp_path)
     with pytest.raises(ValueError, match="was measured with seed=0 and this asks for seed=1"):

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitrail.bench.measurement import Context, Measurement, Row
 from vitrail.bench.outcome import command, leave
 from vitrail.bench.report import Page, Table, machine
-from vitrail.bench.results import CELLS, Results, Subject, check, settings_in
+from vitrail.bench.results import CELLS, LOGGER, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
 from vitrail.run.assemble import build_loggers
@@ -20,7 +20,7 @@ from vitrail.tracking import environment
 from vitrail.tracking.loggers import Recipe
 
 # Keys that say where results come from and go to, and change none of them.
-ASIDE = ("into", "compare", "runs", "logger")
+ASIDE = ("into", "compare", "runs", LOGGER)
 
 
 def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
@@ -121,12 +121,13 @@ def _continued(config: DictConfig, folder: Path, overrides: Sequence[str]) -> Di
         )
     if config.into is None or not asked <= {*ASIDE}:
         return config
-    return OmegaConf.create({**settings, **{key: config[key] for key in ASIDE}})
+    own = [key for key in ASIDE if key != LOGGER or key in asked or key not in settings]
+    return OmegaConf.create({**settings, **{key: config[key] for key in own}})
 
 
 def _subject(config: DictConfig, overrides: Sequence[str]) -> Subject:
     settings = OmegaConf.to_container(config, resolve=True)
-    for key in ASIDE:
+    for key in {*ASIDE} - {LOGGER}:
         del settings[key]
     kind = config.bench._target_.split(".")[-2]  # the module that measures: attention, step, …
     started = datetime.now().isoformat(timespec="seconds")

@@ -16,14 +16,15 @@ from vitrail.run.next_command import shown
 from vitrail.tracking.atomic import naming, write_json, write_text
 
 CELLS = "cells.jsonl"
+LOGGER = "logger"  # the setting that changes no figure, and so makes no other subject
 
 
 @dataclass(frozen=True)
 class Subject:
     """What is measured and on what; rows of two subjects do not belong into one folder.
 
-    bench: the kind of measurement. settings: the config as plain containers, without what changes
-    no figure. environment: as `vitrail.tracking.environment.describe` gives it. command: what was
+    bench: the kind of measurement. settings: the config as plain containers, without where results
+    go. environment: as `vitrail.tracking.environment.describe` gives it. command: what was
     typed first, and started: when.
     """
 
@@ -153,7 +154,8 @@ def check(folder: Path, asked: Subject) -> Subject | None:
             "start it in a folder of its own"
         )
     asked = Subject(**json.loads(json.dumps(asdict(asked))))  # as it would be read again
-    if changed := differences(kept.settings, asked.settings):
+    settings = ({**one.settings, LOGGER: None} for one in (kept, asked))
+    if changed := differences(*settings):
         key, (before, now) = next(iter(changed.items()))
         raise ValueError(
             f"{place} was measured with {key}={before} and this asks for {key}={now}; "
