@@ -27,6 +27,7 @@ def built(*overrides):
         [],
         ["model.stem=patch", "model.class_token=true", "model.pool=token"],
         ["model.stem=patch", "model.patch_size=[4,2]", "model.class_token=true", "model.pool=map"],
+        ["model.stem=pool"],
         ["position=sincos"],
         ["position=none", "model.registers=2"],
         ["model.class_token=true", "position.prefix=false", "model.registers=2"],

@@ -6,6 +6,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from vitrail.attention.positions.learned import Learned
 from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.rope import RopeMixed
+from vitrail.model.stems import STEMS
 
 from .small import small_vit
 
@@ -42,7 +43,7 @@ def test_position_tables_tokens_and_vectors_do_not_decay_and_matrices_do():
             assert decays[name] != spared, name
 
 
-@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize("stem", STEMS)
 @pytest.mark.parametrize("position", [Learned(), RopeMixed()], ids=str)
 def test_layer_decay_gives_the_stem_least_and_the_head_most(stem, position):
     model = small_vit(**FULL, depth=3, stem=stem, position=position)

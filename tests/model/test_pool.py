@@ -23,7 +23,7 @@ def test_the_class_token_is_needed_to_be_read():
     "key, value, choices",
     [
         ("pool", "max", "token or avg or map"),
-        ("stem", "cnn", "patch or conv"),
+        ("stem", "cnn", "patch or conv or pool"),
         ("mlp", "glu", "swiglu"),
     ],
 )

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from vitrail.model.patch import ConvStem, PatchEmbed
+from vitrail.model.conv_stem import ConvStem
+from vitrail.model.patch import PatchEmbed
+from vitrail.model.pool_stem import PoolStem, whitening_filters
+from vitrail.model.stems import STEMS
 
 from .small import small_vit
 
@@ -21,9 +24,10 @@ def test_a_patch_becomes_a_token_by_one_linear_map(patch):
     torch.testing.assert_close(out[:, :, -1, -1], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("stem", STEMS)
 @pytest.mark.parametrize("patch", [2, 4, 8, 16])
-def test_the_convolutional_stem_gives_one_token_a_patch(patch):
-    stem = ConvStem((patch, patch), 32)
+def test_a_stem_gives_one_token_a_patch(stem, patch):
+    stem = STEMS[stem]((patch, patch), 32)
     assert stem(torch.randn(2, 3, 2 * patch, 3 * patch)).shape == (2, 32, 2, 3)
 
 
@@ -33,9 +37,10 @@ def test_the_convolutional_stem_doubles_its_width_with_each_halving():
     assert widths == [4, 8, 16, 32]
 
 
-def test_neighbouring_tokens_of_the_convolutional_stem_overlap():
+@pytest.mark.parametrize("stem", [ConvStem, PoolStem])
+def test_neighbouring_tokens_of_stems_of_convolutions_overlap(stem):
     torch.manual_seed(0)
-    stem = ConvStem((8, 8), 16).eval()
+    stem = stem((8, 8), 16).eval()
     images = torch.randn(1, 3, 16, 32)
     other = images.clone()
     other[..., 15] += 1.0  # the last column of the second patch
@@ -44,16 +49,52 @@ def test_neighbouring_tokens_of_the_convolutional_stem_overlap():
     assert changed[:, 2].any()
 
 
+@pytest.mark.parametrize("stem", STEMS.keys() - {"patch"})
 @pytest.mark.parametrize("patch", [(1, 1), (6, 6), (8, 4), (12, 12)], ids=str)
-def test_the_convolutional_stem_refuses_patches_that_halving_does_not_give(patch):
+def test_stems_of_convolutions_refuse_patches_that_halving_does_not_give(stem, patch):
     with pytest.raises(
-        ValueError, match=r"^stem=conv .*patch_size=\d+x\d+ must be a square power of 2"
+        ValueError, match=rf"^stem={stem} .*patch_size=\d+x\d+ must be a square power of 2"
     ):
-        ConvStem(patch, 32)
+        STEMS[stem](patch, 32)
 
 
-def test_a_model_with_a_convolutional_stem_trains():
-    model = small_vit(stem="conv", image_size=(16, 24)).train()
+def test_the_filters_of_the_pooling_stem_are_an_orthonormal_basis_of_patches():
+    flat = whitening_filters().flatten(1)
+    torch.testing.assert_close(flat @ flat.T, torch.eye(12), atol=1e-6, rtol=0)
+
+
+def test_batchnorm_behind_these_filters_whitens_smooth_images():
+    torch.manual_seed(0)
+    colours = torch.randn(8, 1, 64, 64) + 0.3 * torch.randn(8, 3, 64, 64)  # brightness above all
+    images = torch.nn.functional.avg_pool2d(colours, 5, stride=1)
+    before = torch.corrcoef(patches(images).T)
+    found = torch.nn.functional.conv2d(images, whitening_filters()).movedim(1, 0).flatten(1)
+    apart = ~torch.eye(12, dtype=torch.bool)
+    assert before[apart].abs().mean() > 0.7
+    assert torch.corrcoef(found)[apart].abs().mean() < 0.05
+
+
+def patches(images):
+    """(B, 3, H, W) -> all 2x2 patches, (…, 12)."""
+    return images.unfold(2, 2, 1).unfold(3, 2, 1).movedim(1, 3).flatten(3).flatten(0, 2)
+
+
+def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
+    stem = PoolStem((4, 4), 96)
+    first = stem.stages[0][0].weight
+    assert first.shape == (48, 24, 3, 3)
+    torch.testing.assert_close(first[:24, :, 1, 1], torch.eye(24))
+    assert first[:24].count_nonzero() == 24
+    assert first[24:].count_nonzero() > 24
+
+
+def test_the_filters_of_the_pooling_stem_are_no_weights():
+    assert not [name for name in PoolStem((2, 2), 24).state_dict() if "filters" in name]
+
+
+@pytest.mark.parametrize("stem", STEMS.keys() - {"patch"})
+def test_a_model_with_a_stem_of_convolutions_trains(stem):
+    model = small_vit(stem=stem, image_size=(16, 24)).train()
     model(torch.randn(4, 3, 16, 24)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, name

@@ -140,20 +140,38 @@ def test_layer_decay_of_a_model_without_layers_is_refused(recipe):
 
 @pytest.mark.parametrize("make", [vit, timm_vit])
 def test_muon_turns_the_matrices_of_the_blocks_and_leaves_the_rest_to_adamw(make, recipe):
-    model = make()
+    assert turned_by_muon(make(), recipe) == MATRICES
+
+
+@pytest.mark.parametrize(
+    "stem, hidden",
+    {
+        "conv": {"convs.3.weight", "proj.weight"},
+        "pool": {f"stages.{stage}.{conv}.weight" for stage in (0, 1) for conv in (0, 4)},
+    }.items(),
+)
+def test_muon_turns_the_convolutions_of_a_stem_that_read_no_pixels(stem, hidden, recipe):
+    turned = turned_by_muon(vit(stem=stem), recipe)
+    assert turned == MATRICES | {f"patch_embed.{name}" for name in hidden}
+
+
+MATRICES = {
+    f"blocks.{block}.{layer}.weight"
+    for block in (0, 1)
+    for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+}
+
+
+def turned_by_muon(model, recipe) -> set[str]:
+    """Names of the parameters whose steps are made orthogonal."""
     optimizer, _ = recipe(name="muon").build(model, 10)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    turned = {
+    return {
         name
         for name, parameter in model.named_parameters()
         if optimizer.state[parameter]["use_muon"]
-    }
-    assert turned == {
-        f"blocks.{block}.{layer}.weight"
-        for block in (0, 1)
-        for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     }
 
 

@@ -14,7 +14,7 @@ from vitrail.attention.positions.learned import Learned
 from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.sincos import SinCos
 from vitrail.model import ViT
-from vitrail.model.patch import ConvStem, pair, patch_grid
+from vitrail.model.patch import pair, patch_grid
 
 
 def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
@@ -25,7 +25,7 @@ def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
     """
     if lacks := _lacks(network, config):
         raise ValueError(f"timm's VisionTransformer has no {' and no '.join(lacks)}")
-    position = network.position
+    position, stem = network.position, type(network.patch_embed)
     model = VisionTransformer(
         img_size=tuple(pair(config["image_size"])),
         patch_size=tuple(pair(config["patch_size"])),
@@ -47,7 +47,7 @@ def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
         attn_drop_rate=config["attention_dropout"],
         drop_path_rate=config["drop_path"],
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        **({"embed_layer": _Stem} if config["stem"] == "conv" else {}),
+        **({} if config["stem"] == "patch" else {"embed_layer": _as_timm_calls_it(stem)}),
         **({"mlp_layer": SwiGLU, "act_layer": nn.SiLU} if config["mlp"] == "swiglu" else {}),
     )
     weights = network.state_dict()
@@ -75,13 +75,16 @@ def _file(part: type) -> str:
     return part.__module__.rpartition(".")[2]
 
 
-class _Stem(ConvStem):
-    """Our stem as timm calls one: it has none of its own like it in VisionTransformer."""
+def _as_timm_calls_it(stem: type[nn.Module]) -> type[nn.Module]:
+    """One of our stems as an `embed_layer`: timm's VisionTransformer has none like it."""
 
-    def __init__(self, *, img_size, patch_size, embed_dim, **_):
-        super().__init__(pair(patch_size), embed_dim)
-        self.grid_size = (grid := patch_grid(pair(img_size), pair(patch_size))).rows, grid.cols
-        self.num_patches = grid.area
+    class Stem(stem):
+        def __init__(self, *, img_size, patch_size, embed_dim, **_):
+            super().__init__(pair(patch_size), embed_dim)
+            grid = patch_grid(pair(img_size), pair(patch_size))
+            self.grid_size, self.num_patches = (grid.rows, grid.cols), grid.area
 
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images).flatten(2).transpose(1, 2)
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images).flatten(2).transpose(1, 2)
+
+    return Stem

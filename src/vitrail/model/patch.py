@@ -1,6 +1,4 @@
-"""From an image to a map of tokens: one patch a token, or a stem of overlapping convolutions."""
-
-from itertools import pairwise
+"""From an image to a map of tokens: one linear map a patch, and the grid of patches."""
 
 from torch import Tensor, nn
 
@@ -40,38 +38,3 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.proj(images)
-
-
-class ConvStem(nn.Module):
-    """Images (B, 3, H, W) -> tokens (B, C, rows, cols) by overlapping 3x3 convolutions of stride 2.
-
-    "Early convolutions help transformers see better" (Xiao et al. 2021): each halving doubles the
-    width up to `dim`, with BatchNorm and ReLU, and a 1x1 convolution ends it. The patch size must
-    be a power of 2.
-    """
-
-    def __init__(self, patch_size: tuple[int, int], dim: int):
-        super().__init__()
-        self.patch_size = patch_size
-        halvings = patch_size[0].bit_length() - 1
-        if patch_size[0] != patch_size[1] or patch_size[0] != 2**halvings or halvings == 0:
-            raise ValueError(
-                f"stem=conv halves the image, so patch_size={patch_size[0]}x{patch_size[1]} must "
-                "be a square power of 2; use 2, 4, 8 or 16, or stem=patch"
-            )
-        widths = [3] + [dim // 2 ** (halvings - 1 - i) for i in range(halvings)]
-        layers = []
-        for before, after in pairwise(widths):
-            layers += [
-                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-            ]
-        self.convs = nn.Sequential(*layers)
-        self.proj = nn.Conv2d(dim, dim, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.proj(self.convs(images))
-
-
-STEMS = {"patch": PatchEmbed, "conv": ConvStem}

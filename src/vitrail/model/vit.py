@@ -13,9 +13,10 @@ from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.learned import Learned
 from vitrail.model.block import MLPS, Block
-from vitrail.model.patch import STEMS, pair, patch_grid
+from vitrail.model.patch import pair, patch_grid
 from vitrail.model.pool import AttentionPool, AveragePool, TokenPool
 from vitrail.model.pretrained import load_pretrained
+from vitrail.model.stems import STEMS
 
 
 class ViT(nn.Module):
@@ -25,10 +26,11 @@ class ViT(nn.Module):
     (Darcet et al. 2023). pattern: who sees whom, one for all blocks, or a plan of several that is
     repeated until each block has one. pool: `token` (the class token), `avg` (real tokens) or `map`
     (a learned query). scale: see `MultiHeadAttention2d`. layer_scale and drop_path: see `Block`;
-    drop_path grows linearly with depth up to the value given. stem: `patch` or `conv`. pretrained:
-    a timm model's name or a file of weights to begin from, see `load_pretrained`. The state dict
-    loads strictly into timm's `VisionTransformer` of the same shape, and the reverse. Raises
-    ValueError for sizes that do not divide and for parts that do not fit together.
+    drop_path grows linearly with depth up to the value given. stem: `patch`, `conv` or `pool`, see
+    their classes. pretrained: a timm model's name or a file of weights to begin from, see
+    `load_pretrained`. The state dict loads strictly into timm's `VisionTransformer` of the same
+    shape, and the reverse. Raises ValueError for sizes that do not divide and for parts that do not
+    fit together.
     """
 
     def __init__(

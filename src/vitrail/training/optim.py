@@ -26,6 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitrail.training.schedule import WarmupCosine
 
+COLOURS = 3  # channels of an image
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
@@ -133,12 +135,15 @@ class Optim:
 
 def _ends(model: nn.Module) -> set[str]:
     """Parameters of the embedding and of the head, which Muon leaves to its AdamW: their rows are
-    single features and classes, not directions to be made orthogonal (Jordan 2024)."""
+    single features and classes, not directions to be made orthogonal (Jordan 2024). Of a stem of
+    several convolutions only the one that reads pixels is an embedding."""
     if not hasattr(model, "group_matcher"):
         return set()
     depths = group_parameters(model, model.group_matcher(), reverse=True)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    hidden = {name for name, shape in shapes.items() if len(shape) == 4 and shape[1] > COLOURS}
     ends = {0, max(depths.values())}
-    return {name for name, depth in depths.items() if depth in ends}
+    return {name for name, depth in depths.items() if depth in ends} - hidden
 
 
 def _check_name(name: str) -> None:
