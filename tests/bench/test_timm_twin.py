@@ -1,12 +1,16 @@
 """timm's twin of a model computes what the model computes, or says what timm lacks."""
 
+import pickle
+
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from timm.models import VisionTransformer
 
 from vitrail.bench.timm_twin import twin
 from vitrail.cli import configs
+from vitrail.model.stems import STEMS
 from vitrail.run.assemble import build_network
 
 TINY = ("data.image_size=[8,12]", "model.dim=24", "model.depth=2", "model.heads=3")
@@ -24,10 +28,9 @@ def built(*overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
+        *([f"model.stem={stem}"] for stem in STEMS),
         ["model.stem=patch", "model.class_token=true", "model.pool=token"],
         ["model.stem=patch", "model.patch_size=[4,2]", "model.class_token=true", "model.pool=map"],
-        ["model.stem=pool"],
         ["position=sincos"],
         ["position=none", "model.registers=2"],
         ["model.class_token=true", "position.prefix=false", "model.registers=2"],
@@ -49,6 +52,12 @@ def test_logits_and_gradients_are_equal(overrides):
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, own.pop(name).grad, atol=1e-4, rtol=1e-4)
     assert not own, "every weight of ours is one of theirs"
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_twin_can_be_sent_to_another_process(stem):
+    network, config = built(f"model.stem={stem}")
+    assert isinstance(pickle.loads(pickle.dumps(twin(network, config))), VisionTransformer)
 
 
 def test_the_same_is_dropped_as_often():

@@ -1,8 +1,11 @@
-"""torch.compile takes the whole model as one graph and changes no logit and no gradient."""
+"""torch.compile takes the model, whole or block by block, and changes no logit and no gradient."""
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
+from vitrail.attention.patterns.full import Full
+from vitrail.attention.patterns.window import Window
 from vitrail.attention.positions.rope import RopeMixed
 
 from .small import ON_CPU, small_vit
@@ -41,6 +44,28 @@ def test_a_model_compiled_in_place_keeps_its_names():
     names = list(model.state_dict())
     model.compile()
     assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize(
+    "graphs, options",
+    [
+        (1, {"depth": 5}),
+        (2, {"depth": 4, "pattern": [Full(), Window((2, 2))]}),
+        (2, {"depth": 3, "pool": "map"}),  # which has attention of its own
+        (1, {"depth": 5, "drop_path": 0.2}),  # the model as a whole
+    ],
+    ids=str,
+)
+def test_compiled_in_place_blocks_of_a_kind_share_a_graph(graphs, options):
+    counter = CompileCounter()
+    model = small_vit(**options).train()
+    images = torch.randn(2, 3, 32, 32)
+    expected = model(images)
+    model.compile(backend=counter, fullgraph=True)
+    found = model(images)
+    assert counter.frame_count == graphs
+    if "drop_path" not in options:
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.slow

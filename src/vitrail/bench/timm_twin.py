@@ -14,7 +14,9 @@ from vitrail.attention.positions.learned import Learned
 from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.sincos import SinCos
 from vitrail.model import ViT
-from vitrail.model.patch import pair, patch_grid
+from vitrail.model.conv_stem import ConvStem
+from vitrail.model.patch import PatchEmbed, pair, patch_grid
+from vitrail.model.pool_stem import PoolStem
 
 
 def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
@@ -47,7 +49,7 @@ def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
         attn_drop_rate=config["attention_dropout"],
         drop_path_rate=config["drop_path"],
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        **({} if config["stem"] == "patch" else {"embed_layer": _as_timm_calls_it(stem)}),
+        **({} if stem is PatchEmbed else {"embed_layer": EMBED_LAYERS[stem]}),
         **({"mlp_layer": SwiGLU, "act_layer": nn.SiLU} if config["mlp"] == "swiglu" else {}),
     )
     weights = network.state_dict()
@@ -75,16 +77,24 @@ def _file(part: type) -> str:
     return part.__module__.rpartition(".")[2]
 
 
-def _as_timm_calls_it(stem: type[nn.Module]) -> type[nn.Module]:
+class _CalledByTimm:
     """One of our stems as an `embed_layer`: timm's VisionTransformer has none like it."""
 
-    class Stem(stem):
-        def __init__(self, *, img_size, patch_size, embed_dim, **_):
-            super().__init__(pair(patch_size), embed_dim)
-            grid = patch_grid(pair(img_size), pair(patch_size))
-            self.grid_size, self.num_patches = (grid.rows, grid.cols), grid.area
+    def __init__(self, *, img_size, patch_size, embed_dim, **_):
+        super().__init__(pair(patch_size), embed_dim)
+        grid = patch_grid(pair(img_size), pair(patch_size))
+        self.grid_size, self.num_patches = (grid.rows, grid.cols), grid.area
 
-        def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images).flatten(2).transpose(1, 2)
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).flatten(2).transpose(1, 2)
 
-    return Stem
+
+class _Conv(_CalledByTimm, ConvStem):
+    pass
+
+
+class _Pool(_CalledByTimm, PoolStem):
+    pass
+
+
+EMBED_LAYERS = {ConvStem: _Conv, PoolStem: _Pool}

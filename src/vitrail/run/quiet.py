@@ -10,3 +10,5 @@ def quiet() -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     # From Lightning 2.6 to torch 2.14, about themselves.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # torch 2.14, of what a compiled part of a model is given, while it traces the part.
+    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf Tensor")
