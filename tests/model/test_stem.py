@@ -86,6 +86,9 @@ def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
     torch.testing.assert_close(first[:24, :, 1, 1], torch.eye(24))
     assert first[:24].count_nonzero() == 24
     assert first[24:].count_nonzero() > 24
+    second = stem.stages[0][4].weight
+    torch.testing.assert_close(second[:, :, 1, 1], torch.eye(48))
+    assert second.count_nonzero() == 48
 
 
 def test_the_filters_of_the_pooling_stem_are_no_weights():

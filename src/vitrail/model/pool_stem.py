@@ -13,7 +13,7 @@ class PoolStem(nn.Module):
     """Images (B, 3, H, W) -> tokens (B, C, rows, cols) by convolutions and max-pooling.
 
     For small images and short trainings: convolutions and pooling in place of patches (CCT, Hassani
-    et al. 2021), widths and order of layers as in a network that learns CIFAR-10 in seconds (Jordan
+    et al. 2021), layers in the order of a network that learns CIFAR-10 in seconds (Jordan
     2024, "94% on CIFAR-10 in 3.29 seconds"). First come the 12 fixed filters of 2x2 pixels that
     `whitening_filters` gives, with both signs. Then each halving is a 3x3 convolution, max-pooling
     and a second 3x3 convolution, which begin as identities, with BatchNorm and GELU; the width
@@ -55,7 +55,7 @@ def _stage(before: int, after: int) -> nn.Sequential:
     first = nn.Conv2d(before, after, 3, padding=1, bias=False)
     second = nn.Conv2d(after, after, 3, padding=1, bias=False)
     for conv in (first, second):
-        nn.init.dirac_(conv.weight[:before])
+        nn.init.dirac_(conv.weight[: conv.in_channels])
     return nn.Sequential(
         first, nn.MaxPool2d(2), nn.BatchNorm2d(after), nn.GELU(),
         second, nn.BatchNorm2d(after), nn.GELU(),
