@@ -66,9 +66,7 @@ class AccuracyBench:
         if not 0 < self.target <= 1:
             raise ValueError(f"bench.target={self.target} is no accuracy; use above 0 and up to 1")
 
-        plain = config.copy()
-        plain.backend, plain.gate = "reference", False  # what layers ask for, and no more
-        Plan.of(plain, training=True).check_backend(self.backends[0])
+        Plan.asking(config, training=True).check_backend(self.backends[0])
 
     def cells(self) -> Sequence[Cell]:
         """A run each; all backends with one seed before any with the next, so that none is late."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class AttentionCall:
             asked = [Request.of(c.q, c.k, c.v, c.mask, c.bias, dropout_p=0.0) for c in calls]
         here = {"device": self.device, "compute": compute_capability(torch.device(self.device))}
         asked = dict.fromkeys(replace(request, **here) for request in asked)
-        return tuple(sorted(asked, key=_scores, reverse=True))
+        return tuple(sorted(asked, key=lambda request: request.scores, reverse=True))
 
     @property
     def operations(self) -> int:
@@ -97,7 +96,3 @@ def function_of(call: AttentionCall, name: str, compiled: bool) -> Callable[[], 
     """The call by the backend of that name; what a process of its own can be told to make."""
     backend = backends.load(name)
     return call.function(Compiled(backend) if compiled else backend, call.sample())
-
-
-def _scores(request: Request) -> int:
-    return prod((request.batch, request.heads, request.queries, request.keys))

@@ -64,11 +64,12 @@ def unsteady(rows: Sequence[Row]) -> list[str]:
 
     It is measured once a command, and more often where the measurement was stopped and went on.
     """
-    low, *_, high = sorted(row["matmul_gflops_per_s"] for row in (rows * 2))
+    peaks = [row["matmul_gflops_per_s"] for row in rows]
+    low, high = min(peaks), max(peaks)
     if high <= STEADY * low:
         return []
-    peaks = f"{written(low)} and as {written(high)} GFLOP/s"
-    said = f"{rows[0]['dtype']}: the matrix product was measured as {peaks}, so other work was "
+    both = f"{written(low)} and as {written(high)} GFLOP/s"
+    said = f"{rows[0]['dtype']}: the matrix product was measured as {both}, so other work was "
     return [said + "going on: neither times nor shares of it compare between these rows."]
 
 

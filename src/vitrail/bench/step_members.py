@@ -47,9 +47,7 @@ class Setting:
     def __init__(self, config: DictConfig, *, training: bool, total_steps: int):
         self.config, self.training, self.total_steps = config, training, total_steps
         self.device = device_of(config.trainer.accelerator).type
-        plain = config.copy()
-        plain.backend, plain.gate = "reference", False  # what layers ask for, and no more
-        self.plan = Plan.of(plain, training=training)
+        self.plan = Plan.asking(config, training=training)
         self.arithmetic = Arithmetic.of(self.plan.precision)
         classes = config.model.num_classes or CLASSES
         self.classes = [f"class {number}" for number in range(classes)]

@@ -126,6 +126,13 @@ class Plan:
             layers = plan_layers(asked, network, rules)
         return cls(precision, why, data, network, layers)
 
+    @classmethod
+    def asking(cls, config: DictConfig, *, training: bool) -> "Plan":
+        """What the layers ask for and no more: no backend is chosen, measured or proved."""
+        config = config.copy()
+        config.backend, config.gate = "reference", False
+        return cls.of(config, training=training)
+
     def check_backend(self, name: str) -> None:
         """Raise ValueError where somebody names a backend and no layer would ask it."""
         if not self.layers:

@@ -16,9 +16,7 @@ ASK = "?"
 
 def show_backends(config: DictConfig, *, training: bool) -> None:
     """Print a row a backend, for training or evaluating the model of `config` on this machine."""
-    config = config.copy()
-    config.backend, config.gate = "reference", False
-    plan = Plan.of(config, training=training)
+    plan = Plan.asking(config, training=training)
     plan.check_backend(ASK)
     requests = dict.fromkeys(
         request for layer in plan.layers.values() for request in layer.requests

@@ -87,4 +87,6 @@ def removed_if_unused(folder: Path, record: str | None) -> Iterator[None]:
         yield
     finally:
         if {path.name for path in folder.iterdir()} <= {record}:
-            shutil.rmtree(folder)
+            for path in folder.iterdir():
+                shutil.rmtree(path)
+            folder.rmdir()
