@@ -21,6 +21,7 @@ from vitrail.bench.attention_member import Member, admit
 from vitrail.bench.choices import choice
 from vitrail.bench.matmul_peak import matmul_peak
 from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
+from vitrail.bench.rounds import LEAST, check_rounds
 from vitrail.bench.shapes import Shape
 from vitrail.model import ViT
 from vitrail.run.assemble import build_network, device_of
@@ -35,7 +36,6 @@ MASKS = {
 # Positions that a call is not changed by, since they speak at the model's entrance or not at all.
 OUTSIDE = ("none", "learned", "sincos")
 PASSES = {"forward": False, "forward+backward": True}
-LEAST = 3  # rounds, however long they take, because a band is made of several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +81,7 @@ class AttentionBench:
             for value in getattr(self, name):
                 if value not in known:
                     raise ValueError(f"bench.{name} has {value}; use {', '.join(known)}")
-        if self.rounds < LEAST:
-            raise ValueError(f"bench.rounds={self.rounds} shows no noise; use {LEAST} or more")
-        if self.seconds <= 0:
-            raise ValueError(f"bench.seconds={self.seconds} measures nothing; use above 0")
+        check_rounds(self.rounds, self.seconds)
         for name in self.backends or ():
             if name not in backends.names():
                 backends.load(name)  # or it says which there are

@@ -14,10 +14,10 @@ from vitrail.bench.choices import choice
 from vitrail.bench.data_findings import findings
 from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
 from vitrail.bench.pipelines import Epochs, NoPipeline, Pipelines
+from vitrail.bench.rounds import LEAST, check_rounds
 from vitrail.data.augment import UNCHANGED, Augment
 
 OWN = "own"
-LEAST = 3  # rounds, however long they take, because a band is made of several
 KNOBS = ("scale", "auto", "crop_padding", "flip", "erase")
 # By the pipeline, and whether its images are decoded once and for all.
 MEMBERS = {
@@ -64,10 +64,7 @@ class DataBench:
                 raise ValueError(f"bench.{name}=[] leaves nothing to measure; name one")
         if min(self.workers) < 0:
             raise ValueError(f"bench.workers={list(self.workers)} has fewer than 0; use 0 or more")
-        if self.rounds < LEAST:
-            raise ValueError(f"bench.rounds={self.rounds} shows no noise; use {LEAST} or more")
-        if self.seconds <= 0:
-            raise ValueError(f"bench.seconds={self.seconds} measures nothing; use above 0")
+        check_rounds(self.rounds, self.seconds)
         self.cells()  # finds what else cannot be measured before anything is
 
     def cells(self) -> Sequence[Cell]:
