@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from vitrail.data.augment import Augment, boxes, mirrored, shifted
 from vitrail.data.draws import draw, seeded
+from vitrail.data.resize import RandomResizedCrop
 
 OFF = {"scale": None, "auto": None, "crop_padding": None, "flip": False, "erase": 0.0}
 
@@ -35,6 +37,17 @@ def test_a_draw_belongs_to_the_image_and_not_to_its_place_in_the_batch(draws):
 @pytest.mark.parametrize("other", [{"seed": 4, "epoch": 1}, {"seed": 3, "epoch": 2}])
 def test_another_seed_or_epoch_draws_anew(other, draws):
     assert not np.isin(draw(indices=np.arange(4000), **other).flip, draws.flip).any()
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60), (24, 32)], ids=str)
+def test_the_random_resized_crop_is_torchvisions_pixel_for_pixel(shape):
+    decoded = torch.randint(256, (*shape, 3), dtype=torch.uint8).permute(2, 0, 1)
+    for seed in range(8):
+        crops = []
+        for crop in (RandomResizedCrop((32, 48)), v2.RandomResizedCrop((32, 48))):
+            with seeded(seed):
+                crops.append(crop(decoded))
+        assert torch.equal(*crops)
 
 
 def test_seeded_code_leaves_the_global_generator_as_it_was():

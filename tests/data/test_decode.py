@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from vitrail.data.decode import UnreadableImage, decode, look_at
 
@@ -98,6 +98,22 @@ def test_the_transparent_entry_of_a_palette_is_white(tmp_path):
     image.putdata([0, 1])
     pixels = saved(image, tmp_path / "palette.png", transparency=0)
     assert pixels[:, 0].T.tolist() == [[255, 255, 255], [40, 50, 60]]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("progressive", [True, False])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_a_jpeg_has_the_pixels_that_pillow_gives_it(
+    orientation, mode, progressive, subsampling, paint, tmp_path
+):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"progressive": progressive, "subsampling": subsampling, "exif": exif}
+    path = tmp_path / "photo.jpg"
+    Image.open(paint(tmp_path / "photo.png", 37, 50)).convert(mode).save(path, **options)
+    pillow = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    assert torch.equal(decode(str(path)), as_tensor(np.array(pillow)))
 
 
 def test_cmyk_becomes_rgb(tmp_path):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from vitrail.data.draws import Draws
+from vitrail.data.resize import RandomResizedCrop
 
 _POLICIES = {"randaugment": v2.RandAugment, "trivial": v2.TrivialAugmentWide}
 
@@ -68,7 +69,7 @@ class Augment:
         steps = [fit]
         if self.scale is not None:
             ratio = fit.size[1] / fit.size[0]
-            steps = [v2.RandomResizedCrop(fit.size, self.scale, (3 / 4 * ratio, 4 / 3 * ratio))]
+            steps = [RandomResizedCrop(fit.size, self.scale, (3 / 4 * ratio, 4 / 3 * ratio))]
         if self.auto is not None:
             steps.append(_POLICIES[self.auto]())
         return v2.Compose(steps)

@@ -13,6 +13,8 @@ from vitrail.data.draws import draw, seeded
 from vitrail.data.images import Images
 from vitrail.data.resize import CenterCrop, FitInside
 
+IN_CACHE = 100_000  # float32 numbers
+
 
 class Batches(torch.utils.data.Dataset):
     """`batches[epoch, indices]` is a `Batch`, the same one in whichever process it is made.
@@ -74,8 +76,15 @@ class Batches(torch.utils.data.Dataset):
         else:
             images = self._one_by_one(indices, draws.seed)
         images = self.augment.whole_batch(images, draws)
-        images = images.float().mul_(self._factor).add_(self._offset)
-        return self.augment.erased(images, draws)
+        return self.augment.erased(self._normalised(images), draws)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """uint8 (B, 3, H, W) -> float32, in parts that a core's cache holds from step to step."""
+        normalised = torch.empty(images.shape)
+        count = max(1, IN_CACHE // images[0].numel())
+        for into, part in zip(normalised.split(count), images.split(count), strict=True):
+            into.copy_(part).mul_(self._factor).add_(self._offset)
+        return normalised
 
     def _one_by_one(self, indices: np.ndarray, seeds: np.ndarray) -> Tensor:
         """Decoded, resized and augmented image by image: (B,) -> uint8 (B, 3, H, W)."""

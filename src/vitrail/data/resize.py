@@ -1,9 +1,12 @@
-"""Two ways to bring images of any shape to the model: one shape for all, or each its own."""
+"""Ways to bring images of any shape to the model: one shape for all, or each its own."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
-from torchvision.transforms.v2.functional import resize, resized_crop
+from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import resize
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class CenterCrop:
         part = max(1, round(rows * scale)), max(1, round(cols * scale))
         corner = (height - part[0]) // 2, (width - part[1]) // 2
         # Cropping first keeps a 1 x 1000 strip from becoming a gigapixel on its way to a square.
-        return resized_crop(image, *corner, *part, size=list(self.size), antialias=True)
+        return cut_and_resized(image, *corner, *part, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,23 @@ class FitInside:
         scale = min(rows / height, cols / width)
         fitted = max(1, round(height * scale)), max(1, round(width * scale))
         return image if fitted == (height, width) else resize(image, list(fitted), antialias=True)
+
+
+class RandomResizedCrop(v2.RandomResizedCrop):
+    """torchvision's, pixel for pixel, in less time."""
+
+    def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
+        return cut_and_resized(inpt, **params, size=self.size)
+
+
+def cut_and_resized(
+    image: Tensor, top: int, left: int, height: int, width: int, *, size: tuple[int, int]
+) -> Tensor:
+    """A part of an image, antialiased: uint8 (3, h, w) -> (3, *size).
+
+    torchvision's `resized_crop`, but for the order of the part's bytes: colours next to each other,
+    as decoders leave them, are what torch's resize of bytes reads without a copy of its own.
+    """
+    part = image[None, :, top : top + height, left : left + width]
+    part = part.contiguous(memory_format=torch.channels_last)
+    return resize(part, list(size), antialias=True)[0]
