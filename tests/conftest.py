@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, with the reason; refuse what has no order of its own."""
     for item in items:
         for parametrize in item.iter_markers("parametrize"):
-            if isinstance(parametrize.args[1], Set):  # its order is another one in each process
+            if isinstance(parametrize.args[1], set | frozenset):
                 raise pytest.UsageError(f"{item.nodeid} is parametrized by a set; sort it")
         if item.get_closest_marker("real") and REAL_DATA not in os.environ:
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} names no folder of real images"))

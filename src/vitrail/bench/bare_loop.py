@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention import backends
+from vitrail.training.arithmetic import Arithmetic
 from vitrail.training.mixing import Mixing
 from vitrail.training.optim import Optim
-
-DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -50,39 +48,6 @@ class Batch:
         images = (self.images,) if self.padding is None else (self.images, self.padding)
         found = network(*images)
         return found.to(torch.promote_types(found.dtype, torch.float32))
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """One of Lightning's precisions in torch's terms.
-
-    dtype: of weights and images. autocast: what operations are cast to, None where nothing is.
-    """
-
-    dtype: torch.dtype
-    autocast: torch.dtype | None
-
-    @classmethod
-    def of(cls, precision: str) -> "Arithmetic":
-        """That of a name such as `bf16-mixed`; ValueError for one that a bare loop cannot do."""
-        name, _, kind = precision.partition("-")
-        if name not in DTYPES:
-            raise ValueError(
-                f"precision={precision} is computed by another library's layers, which a loop "
-                "without Lightning does not have; use bf16-mixed or 32-true"
-            )
-        if kind == "mixed":
-            return cls(torch.float32, DTYPES[name])
-        return cls(DTYPES[name], None)
-
-    @property
-    def scaled(self) -> bool:
-        """Whether gradients would vanish unless the loss is scaled."""
-        return self.autocast is torch.float16
-
-    def casting(self, device: str) -> AbstractContextManager:
-        """The context that a forward pass is made in."""
-        return nullcontext() if self.autocast is None else torch.autocast(device, self.autocast)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from vitrail.bench.bare_loop import Arithmetic, Batch, infer
+from vitrail.bench.bare_loop import Batch, infer
 from vitrail.bench.proved import proved, refusal
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_network, device_of
 from vitrail.run.layers import LayerPlan, equip
+from vitrail.training.arithmetic import Arithmetic
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from vitrail.attention.requests import attention_layers
 from vitrail.attention.stopwatch import clock
 from vitrail.bench.attention_share import attention_share
 from vitrail.bench.bare_loop import (
-    Arithmetic,
     Batch,
     Recipe,
     Training,
@@ -31,6 +30,7 @@ from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
 from vitrail.run.assemble import Plan, build_classifier, build_network, device_of
 from vitrail.run.layers import LayerPlan
+from vitrail.training.arithmetic import Arithmetic
 from vitrail.training.classifier import Classifier
 
 TIMM, COMPILED, OWN = "timm", "compiled", "own"

@@ -18,6 +18,8 @@ from vitrail.tracking.loggers import Recipe
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Hardware, choose
 
+AUTO = "auto"  # of `compile`: measure whether it pays
+
 
 def device_of(accelerator: str) -> torch.device:
     """The device that Lightning's accelerator name means here, or ValueError when there is none."""
@@ -143,7 +145,10 @@ class Plan:
 
 
 def read_switches(config: DictConfig) -> None:
-    """Make a truth value of `gate=off` and its like; ValueError for what is none."""
+    """Make a truth value of `gate=off` and its like; ValueError for what is none.
+
+    `compile` may also be `auto`.
+    """
     words = {"on": True, "yes": True, "off": False, "no": False}
     for key in ("gate", "deterministic", "compile"):
         if key not in config:  # of a checkpoint that is older than the switch
@@ -151,8 +156,14 @@ def read_switches(config: DictConfig) -> None:
         value = config[key]
         if isinstance(value, str) and value in words:
             config[key] = words[value]
-        elif not isinstance(value, bool):
-            raise ValueError(f"{key}={value} is no switch; use {key}=true or {key}=false")
+        elif not isinstance(value, bool) and (key, value) != ("compile", AUTO):
+            also = f" or {key}={AUTO}" if key == "compile" else ""
+            raise ValueError(f"{key}={value} is no switch; use {key}=true or {key}=false{also}")
+    if "compile" in config and config.compile == AUTO and config.deterministic:
+        raise ValueError(
+            "deterministic=true repeats a training and compile=auto decides by the clock; use "
+            "compile=true or compile=false"
+        )
 
 
 def check_seed(seed: int | None) -> None:

@@ -23,6 +23,7 @@ from vitrail.run.assemble import (
 )
 from vitrail.run.backend_table import ASK, show_backends
 from vitrail.run.checkpoint import Checkpoint
+from vitrail.run.compiling import CompileTime, Compiling
 from vitrail.run.figures import measure, publish
 from vitrail.run.layers import equip
 from vitrail.run.next_command import next_command, shown
@@ -71,12 +72,13 @@ def train(
     if resumed is not None:
         resumed.check(network)
     equip(network, plan.layers)
-    if config.compile:
+    done = 0 if resumed is None else resumed.step
+    compiling = Compiling.settled(config, plan, network, done=done)
+    if compiling.chosen:
         network.compile()
     classifier = build_classifier(config, network, classes)
     config = settled(config, data)
     write_config(config, run_dir)
-    done = 0 if resumed is None else resumed.step
     with open_loggers(
         build_loggers(config),
         run_dir,
@@ -96,6 +98,7 @@ def train(
                     "model": model_line(network, plan.outline, data.image_size),
                     "attention": attention_line(plan.layers),
                     "gate": gate_line(plan.layers),
+                    "compiled": f"{'yes' if compiling.chosen else 'no'} ({compiling.why})",
                     "precision": f"{plan.precision} ({plan.why_precision})",
                     "training": training_line(trainer, data.batch_size, done),
                     "run folder": shown(run_dir),
@@ -120,9 +123,10 @@ def train(
                     run_dir,
                     stopping=stopping,
                     checkpoints=checkpoints,
-                    compiled=config.compile,
+                    compiled=compiling.chosen,
                     from_step=done,
                 ),
+                *([CompileTime()] if compiling.chosen else []),
             ],
         )
         try:
