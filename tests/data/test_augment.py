@@ -1,5 +1,7 @@
 """Random images: each by its own draw, and what they are compared with."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,14 @@ from vitrail.data.augment import Augment, boxes, mirrored, shifted
 from vitrail.data.draws import draw, seeded
 from vitrail.data.resize import RandomResizedCrop
 
-OFF = {"scale": None, "auto": None, "crop_padding": None, "flip": False, "erase": 0.0}
+OFF = {
+    "scale": None,
+    "auto": None,
+    "crop_padding": None,
+    "padding_mode": "constant",
+    "flip": False,
+    "erase": 0.0,
+}
 
 
 @pytest.fixture
@@ -19,7 +28,7 @@ def draws():
 
 
 def test_draws_are_uniform_and_do_not_depend_on_each_other(draws):
-    numbers = np.stack(draws[:-1])
+    numbers = np.stack(draws[:-2])
     assert np.all((numbers >= 0) & (numbers < 1))
     assert np.allclose(numbers.mean(1), 0.5, atol=0.02)
     assert np.allclose(numbers.var(1), 1 / 12, atol=0.005)
@@ -61,19 +70,20 @@ def test_seeded_code_leaves_the_global_generator_as_it_was():
         assert torch.equal(torch.rand(3), inside)
 
 
-def test_a_shifted_batch_equals_a_padded_crop_of_each_image(noise_images, draws):
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_a_shifted_batch_equals_a_padded_crop_of_each_image(mode, noise_images, draws):
     images = noise_images(9).source
-    moved = shifted(images, 3, draws.top[:9], draws.left[:9])
+    moved = shifted(images, 3, draws.top[:9], draws.left[:9], mode=mode)
     for index, image in enumerate(images):
         row, col = (int(share[index] * 7) for share in (draws.top, draws.left))
-        padded = functional.pad(image, [3, 3, 3, 3])
+        padded = functional.pad(image, [3, 3, 3, 3], padding_mode=mode)
         assert torch.equal(moved[index], functional.crop(padded, row, col, 6, 10))
 
 
 def test_a_shift_reaches_every_place_of_the_frame_about_equally(draws):
     image = torch.zeros(4000, 3, 2, 5, dtype=torch.uint8)
     image[:, :, 0, 0] = 1
-    moved = shifted(image, 1, draws.top, draws.left)
+    moved = shifted(image, 1, draws.top, draws.left, mode="constant")
     places = moved[:, 0].sum(0).flatten()
     assert places.max() < 4000 / 9 * 1.2
     assert (places > 0).sum() == 2 * 2  # the others leave the image
@@ -87,10 +97,22 @@ def test_mirroring_turns_the_chosen_images_alone(noise_images):
     assert torch.equal(flipped[3], functional.horizontal_flip(images[3]))
 
 
-def test_half_of_the_images_are_mirrored(noise_images, draws):
+@pytest.mark.parametrize("flip", [True, "alternate"])
+def test_half_of_the_images_are_mirrored(flip, noise_images, draws):
     image = noise_images(1).source.expand(4000, -1, -1, -1)
-    flipped = Augment(**{**OFF, "flip": True}).whole_batch(image, draws)
+    flipped = Augment(**{**OFF, "flip": flip}).whole_batch(image, draws)
     assert 0.47 < (flipped != image).flatten(1).any(1).float().mean() < 0.53
+
+
+def test_an_alternate_flip_mirrors_an_image_in_every_other_epoch(noise_images):
+    image = noise_images(1).source.expand(400, -1, -1, -1)
+    augment = Augment(**{**OFF, "flip": "alternate"})
+    epochs = [
+        augment.whole_batch(image, draw(seed=3, epoch=epoch, indices=np.arange(400)))
+        for epoch in range(4)
+    ]
+    for one, other in pairwise(epochs):
+        assert torch.equal(one, other.flip(-1))
 
 
 def test_erased_boxes_have_the_published_areas_and_their_own_places(draws):
@@ -122,6 +144,8 @@ def test_erasing_turns_a_box_to_the_mean_in_its_share_of_the_images(draws):
         ("scale", [0.9, 0.1]),
         ("auto", "autoaugment"),
         ("crop_padding", -1),
+        ("padding_mode", "white"),
+        ("flip", "always"),
         ("erase", 1.5),
     ],
 )

@@ -14,6 +14,7 @@ STRONG = {
     "scale": [0.2, 0.8],
     "auto": "trivial",
     "crop_padding": 3,
+    "padding_mode": "constant",
     "flip": True,
     "erase": 0.5,
 }
@@ -168,7 +169,8 @@ def test_native_batches_are_as_large_as_their_largest_image(of_many_shapes):
 
 def test_a_native_image_is_mirrored_within_itself(of_many_shapes):
     shapes, images = of_many_shapes
-    flip = Augment(scale=None, auto=None, crop_padding=None, flip=True, erase=0.0)
+    off = {"scale": None, "auto": None, "crop_padding": None, "padding_mode": "constant"}
+    flip = Augment(**off, flip=True, erase=0.0)
     plain = make(images, fit=FitInside((16, 16)))[0, np.arange(4)]
     batch = make(images, fit=FitInside((16, 16)), augment=flip)[0, np.arange(4)]
     turned = 0

@@ -31,7 +31,7 @@ CLASHES = {
     "ema_decay=1": "ema_decay=1 is the share",
     "gate=maybe": "gate=maybe is no switch; use gate=true or gate=false",
     "gate=null": "gate=None is no switch",
-    "compile=maybe": "compile=maybe is no switch; use compile=true or compile=false or compile=auto",
+    "compile=maybe": "use compile=true or compile=false or compile=auto",
     "compile=auto deterministic=true": "compile=auto decides by the clock",
     "position=rope position.temperature=0": "position.temperature=0 spaces no wavelengths",
     "model.attention_dropout=-0.1": "dropout=-0.1 is no share of the attention weights",

@@ -108,7 +108,7 @@ def test_measuring_leaves_the_network_and_the_random_numbers_as_they_were(measur
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected"),
+    "limits, expected",
     [
         ({"max_epochs": 3}, 300),
         ({"max_epochs": 3, "max_steps": 40}, 40),

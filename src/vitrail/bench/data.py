@@ -18,7 +18,7 @@ from vitrail.bench.rounds import LEAST, check_rounds
 from vitrail.data.augment import UNCHANGED, Augment
 
 OWN = "own"
-KNOBS = ("scale", "auto", "crop_padding", "flip", "erase")
+KNOBS = ("scale", "auto", "crop_padding", "padding_mode", "flip", "erase")
 # By the pipeline, and whether its images are decoded once and for all.
 MEMBERS = {
     ("vitrail", True): partial(Pipelines.vitrail, cached=True),

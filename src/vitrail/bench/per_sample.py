@@ -62,7 +62,8 @@ def usual(
     if augment.auto is not None:
         steps.append(POLICIES[augment.auto]())
     if augment.crop_padding:
-        steps.append(transforms.RandomCrop(size, padding=augment.crop_padding))
+        padding = {"padding": augment.crop_padding, "padding_mode": augment.padding_mode}
+        steps.append(transforms.RandomCrop(size, **padding))
     if augment.flip:
         steps.append(transforms.RandomHorizontalFlip())
     steps += [transforms.ToTensor(), transforms.Normalize(mean, std)]

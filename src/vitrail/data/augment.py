@@ -15,6 +15,8 @@ from torchvision.transforms import v2
 from vitrail.data.draws import Draws
 from vitrail.data.resize import RandomResizedCrop
 
+ALTERNATE = "alternate"
+_PADDING_MODES = ("constant", "reflect")
 _POLICIES = {"randaugment": v2.RandAugment, "trivial": v2.TrivialAugmentWide}
 
 
@@ -25,8 +27,10 @@ class Augment:
         scale: (smallest, largest) share of the area that a random resized crop keeps. Off, images
             are resized as in evaluation.
         auto: "randaugment" or "trivial" (TrivialAugmentWide), with torchvision's defaults.
-        crop_padding: pixels of black put around the image before a random crop back to its size.
-        flip: mirror half of the images, left to right.
+        crop_padding: pixels put around the image before a random crop back to its size.
+        padding_mode: what these are, "constant" for black or "reflect" for the image's own.
+        flip: mirror half of the images, left to right: True draws anew in every epoch, "alternate"
+            mirrors an image in every other one (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds").
         erase: share of the images of which a random box turns to the mean colour.
 
     Raises:
@@ -39,7 +43,8 @@ class Augment:
         scale: Sequence[float] | None,
         auto: str | None,
         crop_padding: int | None,
-        flip: bool,
+        padding_mode: str,
+        flip: bool | str,
         erase: float,
     ) -> None:
         if scale is not None and not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
@@ -50,10 +55,17 @@ class Augment:
             raise ValueError(f"augment.auto={auto} is unknown; use null, {' or '.join(_POLICIES)}")
         if crop_padding is not None and crop_padding < 0:
             raise ValueError(f"augment.crop_padding={crop_padding} must be 0 or more pixels")
+        if padding_mode not in _PADDING_MODES:
+            raise ValueError(
+                f"augment.padding_mode={padding_mode} is unknown; use {' or '.join(_PADDING_MODES)}"
+            )
+        if flip not in (True, False, ALTERNATE):
+            raise ValueError(f"augment.flip={flip} is unknown; use true, false or {ALTERNATE}")
         if not 0 <= erase <= 1:
             raise ValueError(f"augment.erase={erase} must be a share of the images, from 0 to 1")
         self.scale = None if scale is None else tuple(scale)
-        self.auto, self.crop_padding, self.flip, self.erase = auto, crop_padding, flip, erase
+        self.auto, self.flip, self.erase = auto, flip, erase
+        self.crop_padding, self.padding_mode = crop_padding, padding_mode
 
     @property
     def works_per_image(self) -> bool:
@@ -77,9 +89,13 @@ class Augment:
     def whole_batch(self, images: Tensor, draws: Draws) -> Tensor:
         """Crop and flip: uint8 (B, 3, H, W) -> the same."""
         if self.crop_padding:
-            images = shifted(images, self.crop_padding, draws.top, draws.left)
+            images = shifted(
+                images, self.crop_padding, draws.top, draws.left, mode=self.padding_mode
+            )
         if self.flip:
-            images = mirrored(images, draws.flip < 0.5)
+            images = mirrored(
+                images, draws.alternate if self.flip == ALTERNATE else draws.flip < 0.5
+            )
         return images
 
     def erased(self, images: Tensor, draws: Draws) -> Tensor:
@@ -92,17 +108,21 @@ class Augment:
 
 
 # What evaluation does to images.
-UNCHANGED = Augment(scale=None, auto=None, crop_padding=None, flip=False, erase=0.0)
+UNCHANGED = Augment(
+    scale=None, auto=None, crop_padding=None, padding_mode="constant", flip=False, erase=0.0
+)
 
 
-def shifted(images: Tensor, padding: int, top: np.ndarray, left: np.ndarray) -> Tensor:
-    """Crop images back to their size from a black frame around them: (B, 3, H, W) -> the same.
+def shifted(
+    images: Tensor, padding: int, top: np.ndarray, left: np.ndarray, *, mode: str
+) -> Tensor:
+    """Crop images back to their size from a frame around them: (B, 3, H, W) -> the same.
 
-    `top` and `left` (B,), in [0, 1), say where in the frame.
+    `top` and `left` (B,), in [0, 1), say where in the frame, `mode` as for `np.pad` what it is of.
     """
     *_, height, width = images.shape
-    framed = np.zeros((*images.shape[:2], height + 2 * padding, width + 2 * padding), np.uint8)
-    framed[:, :, padding:-padding, padding:-padding] = images
+    around = (padding, padding)
+    framed = np.pad(images.numpy(), ((0, 0), (0, 0), around, around), mode)
     windows = sliding_window_view(framed, (height, width), axis=(2, 3))  # (B, 3, row, col, H, W)
     row, col = (np.floor(share * (2 * padding + 1)).astype(np.int64) for share in (top, left))
     return torch.from_numpy(windows[np.arange(len(images)), :, row, col])

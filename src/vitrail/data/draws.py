@@ -11,7 +11,7 @@ import torch
 class Draws(NamedTuple):
     """The random numbers of some images in one epoch, (B,) each, named by what they decide.
 
-    All but `seed` are float64 in [0, 1).
+    All but the last two are float64 in [0, 1).
     """
 
     flip: np.ndarray
@@ -23,6 +23,7 @@ class Draws(NamedTuple):
     erase_top: np.ndarray
     erase_left: np.ndarray
     seed: np.ndarray  # uint64, for what has a generator of its own
+    alternate: np.ndarray  # bool, the other way in the next epoch
 
 
 def draw(seed: int, epoch: int, indices: np.ndarray) -> Draws:
@@ -32,7 +33,14 @@ def draw(seed: int, epoch: int, indices: np.ndarray) -> Draws:
     where (seed, epoch) says: a counter-based stream leaves no state to hand to workers or to
     restore on resume.
     """
-    count = len(Draws._fields)
+    bits = _stream(seed, epoch, indices, len(Draws._fields) - 1)
+    uniform = (bits[:-1] >> np.uint64(11)) * 2.0**-53
+    first = _stream(seed, 0, indices, 1)[0] & np.uint64(1)
+    return Draws(*uniform, seed=bits[-1], alternate=first == epoch % 2)
+
+
+def _stream(seed: int, epoch: int, indices: np.ndarray, count: int) -> np.ndarray:
+    """`count` random numbers of each image: uint64 (count, B)."""
     start = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
     places = (
         indices.astype(np.uint64) * np.uint64(count)
@@ -41,9 +49,7 @@ def draw(seed: int, epoch: int, indices: np.ndarray) -> Draws:
     bits = start + places * np.uint64(0x9E3779B97F4A7C15)  # (draws, B)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    uniform = (bits[:-1] >> np.uint64(11)) * 2.0**-53
-    return Draws(*uniform, seed=bits[-1])
+    return bits ^ (bits >> np.uint64(31))
 
 
 def permutation(seed: int, epoch: int, count: int) -> np.ndarray:

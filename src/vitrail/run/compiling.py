@@ -103,9 +103,7 @@ class Compiling:
         if saved <= 0:
             return cls(False, f"auto: a graph takes {ratio}")
         earned = f"the {compile_s:.0f} s it took are earned in {compile_s / saved:,.0f} steps"
-        return cls(
-            saved * steps > compile_s, f"auto: a graph takes {ratio}; {earned} of {steps:,}"
-        )
+        return cls(saved * steps > compile_s, f"auto: a graph takes {ratio}; {earned} of {steps:,}")
 
 
 class Pass:
@@ -160,4 +158,3 @@ def steps_ahead(limits: Mapping[str, Any], batches: int, done: int) -> int:
     if (limits.get("max_steps") or -1) > 0:
         ends.append(limits["max_steps"] * accumulated)
     return max(0, min(ends, default=0) - done * accumulated)
-
