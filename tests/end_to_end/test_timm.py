@@ -1,4 +1,4 @@
-"""A timm model as a baseline in the same harness."""
+"""A timm model, and one of torch's own layers, as baselines in the same harness."""
 
 import json
 
@@ -23,6 +23,13 @@ def test_a_timm_model_trains_and_evaluates(command, name, kernel):
     assert any(kernel in seen for seen in receipt["kernels"]["forward"]) if kernel else True
     again = command("eval", f"ckpt_path={run.best}")
     assert again.figures == run.figures
+
+
+def test_a_vit_of_torchs_layers_trains_and_evaluates(command):
+    run = command("train", *SHORT, "model=torch_vit", "model.patch_size=8", "model.depth=2")
+    assert (run.code, run.err, run.count) == (0, "", 12)
+    assert json.loads((run.folder / "receipt.json").read_text())["layers"] == {}
+    assert command("eval", f"ckpt_path={run.best}").figures == run.figures
 
 
 def test_a_timm_model_of_one_size_says_so_when_another_is_asked(command):

@@ -8,7 +8,13 @@ from vitrail.model.timm_model import create
 
 
 def build(name: str, **changes):
-    options = {"image_size": 32, "num_classes": 3, "pretrained": False, "drop_path": 0.0}
+    options = {
+        "image_size": 32,
+        "num_classes": 3,
+        "pretrained": False,
+        "drop_path": 0.0,
+        "patch_size": None,
+    }
     return create(name=name, **(options | changes)).eval()
 
 
@@ -31,6 +37,17 @@ def test_drop_path_reaches_the_model():
 def test_drop_path_is_refused_by_a_model_that_has_none(name):
     with pytest.raises(ValueError, match=f"model.name={name} has no paths to drop"):
         build(name, drop_path=0.2)
+
+
+def test_a_transformer_takes_patches_of_another_size():
+    model = build("vit_tiny_patch16_224", patch_size=4)
+    assert model.patch_embed.grid_size == (8, 8)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_patches_are_refused_by_a_model_that_has_none():
+    with pytest.raises(ValueError, match=r"resnet10t has no patches; use model.patch_size=null"):
+        build("resnet10t", patch_size=4)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,12 @@ def create(
     num_classes: int,
     pretrained: bool,
     drop_path: float,
+    patch_size: int | None,
 ) -> nn.Module:
-    """`timm.create_model(name)` for images of `image_size` pixels and `num_classes`."""
+    """`timm.create_model(name)` for images of `image_size` pixels and `num_classes`.
+
+    patch_size: of a transformer, in place of the one in its name; None keeps that.
+    """
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; near it are {', '.join(near)}" if near else ""
@@ -29,6 +33,8 @@ def create(
     options = {"num_classes": num_classes, "pretrained": pretrained}
     if drop_path:
         options["drop_path_rate"] = drop_path  # not every model knows it
+    if patch_size is not None:
+        options["patch_size"] = patch_size
     try:
         model = _build(name, image_size, options)
     except (OSError, RuntimeError) as error:
@@ -48,10 +54,12 @@ def _build(name: str, image_size: int | tuple[int, int], options: dict) -> nn.Mo
     try:
         return timm.create_model(name, **options, img_size=image_size)
     except TypeError as error:
-        if "drop_path_rate" in str(error):
-            raise ValueError(
-                f"model.name={name} has no paths to drop; use model.drop_path=0"
-            ) from error
+        for option, message in {
+            "drop_path_rate": "has no paths to drop; use model.drop_path=0",
+            "patch_size": "has no patches; use model.patch_size=null",
+        }.items():
+            if option in str(error):
+                raise ValueError(f"model.name={name} {message}") from error
         # Convolutional models take images of any size and know no img_size.
         if "img_size" not in str(error):
             raise

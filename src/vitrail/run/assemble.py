@@ -71,7 +71,7 @@ def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> 
     pretrained: whether to begin from the weights that the config may name; not when a checkpoint's
     will take their place.
     """
-    instead = {} if pretrained else {"pretrained": None}
+    instead = {"pretrained": None} if "pretrained" in config.model and not pretrained else {}
     return instantiate(config.model, num_classes=num_classes, **instead, _convert_="all")
 
 
