@@ -1,10 +1,15 @@
 """Small images, decoded once into one array in RAM."""
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from vitrail.data.images import Images
 from vitrail.data.resize import CenterCrop
-from vitrail.data.scan import scan
+from vitrail.data.scan import Chunks, scan
+
+CHUNK_BYTES = 2**20  # what a process hands over at once, within a container's shared memory
 
 
 def cache_bytes(count: int, size: tuple[int, int]) -> int:
@@ -20,10 +25,17 @@ def decode_all(images: Images, fit: CenterCrop, *, title: str) -> tuple[Images, 
     """
     if images.in_memory and images.source.shape[-2:] == fit.size:
         return images, {}
+    size = max(1, CHUNK_BYTES // cache_bytes(1, fit.size))
     pixels = torch.empty(len(images), 3, *fit.size, dtype=torch.uint8)
-
-    def decode_into(index: int) -> None:
-        pixels[index] = fit(images.pixels(index))
-
-    unreadable = scan(len(images), decode_into, title=title)
+    unreadable: dict[int, str] = {}
+    chunks = scan(
+        Chunks(partial(_decoded, images, fit), len(images), (3, *fit.size), size), title=title
+    )
+    for into, (found, complaints) in zip(pixels.split(size), chunks, strict=True):
+        into.copy_(found)
+        unreadable |= complaints
     return Images(pixels, images.labels), unreadable
+
+
+def _decoded(images: Images, fit: CenterCrop, index: int) -> Tensor:
+    return fit(images.pixels(index))
