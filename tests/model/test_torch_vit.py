@@ -41,7 +41,10 @@ def test_positions_and_the_class_token_are_not_decayed():
 
 @pytest.mark.parametrize(
     "change, message",
-    [({"heads": 5}, "model.dim=32 does not split over model.heads=5"), ({"patch_size": 7}, "7x7")],
+    [
+        ({"heads": 5}, "dim=32 does not split over heads=5; use .*4.* heads"),
+        ({"patch_size": 7}, "7x7"),
+    ],
 )
 def test_sizes_that_do_not_fit_are_refused(change, message):
     with pytest.raises(ValueError, match=message):

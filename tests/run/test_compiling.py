@@ -3,11 +3,15 @@
 import copy
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from hydra import compose, initialize_config_dir
 from torch import nn
 
+from vitrail.cli import configs
 from vitrail.run import compiling
-from vitrail.run.compiling import Compiling, steps_ahead
+from vitrail.run.assemble import Plan
+from vitrail.run.compiling import CompileTime, Compiling, steps_ahead
 
 
 class Timed(nn.Module):
@@ -124,3 +128,27 @@ def test_the_batches_of_a_training_are_counted_as_lightning_does(limits, expecte
 def test_a_run_that_goes_on_counts_what_is_left():
     assert steps_ahead({"max_epochs": 3}, batches=100, done=250) == 50
     assert steps_ahead({"max_epochs": 3}, batches=100, done=300) == 0
+
+
+def test_the_time_of_compiling_stands_beside_a_step_that_nobody_profiles(monkeypatch, capsys):
+    now = iter([0.0, 10.0, 19.0])  # when each of the first steps begins
+    ends = iter([9.5, 18.0, 19.25])
+    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(compiling, "clock", lambda device: next(ends))
+    callback, module = CompileTime(), pl.LightningModule()
+    for step in range(3):
+        callback.on_train_batch_start(None, module, None, step)
+        callback.on_train_batch_end(None, module, None, None, step)
+    assert capsys.readouterr().out == "compiled: the first step took 9.5 s, the third 0.25 s\n"
+
+
+@pytest.mark.usefixtures("measured")
+def test_deciding_draws_nothing_that_the_training_would_draw():
+    with initialize_config_dir(str(configs()), version_base="1.3"):
+        config = compose("train", ["compile=auto", "trainer=cpu", "precision=32-true"])
+    plan = Plan.asking(config, training=True)
+    plan.data.prepare_data()
+    network = Timed(plain=0.0, graph=0.0, compile_s=0.0)
+    drawn = torch.get_rng_state()
+    assert not Compiling.settled(config, plan, network, done=0).chosen
+    assert torch.equal(torch.get_rng_state(), drawn)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from vitrail.attention.attention import head_width
 from vitrail.model.patch import PatchEmbed, pair, patch_grid
 
 
@@ -35,8 +36,7 @@ class TorchViT(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        if dim % heads:
-            raise ValueError(f"model.dim={dim} does not split over model.heads={heads}")
+        head_width(dim, heads)  # or it says which numbers of heads split dim
         grid = patch_grid(pair(image_size), pair(patch_size))
         self.patch_embed = PatchEmbed(pair(patch_size), dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
