@@ -23,6 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from vitrail.configuration import check_additions, check_config
 from vitrail.errors import exit_code, explain
+from vitrail.run.allocator import keep_freed_memory
 from vitrail.run.folder import register, removed_if_unused
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -75,6 +76,7 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
     groups = offered(config_dir / f"{config_name}.yaml")
     traced = os.environ.get(FULL_ERROR) == "1"
     register()
+    keep_freed_memory()
 
     def job(config: DictConfig) -> None:
         call = HydraConfig.get()
