@@ -4,6 +4,7 @@ from timm.layers import DropPath, LayerScale, Mlp, SwiGLU
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, MultiHeadAttention2d
+from vitrail.model.dropout import Dropout
 
 MLPS = {"mlp": Mlp, "swiglu": SwiGLU}
 
@@ -29,11 +30,12 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = attn
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = MLPS[mlp](dim, int(dim * mlp_ratio), drop=dropout)
+        self.mlp.drop1, self.mlp.drop2 = Dropout(dropout), Dropout(dropout)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path2 = DropPath(drop_path)
 

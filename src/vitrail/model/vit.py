@@ -14,6 +14,7 @@ from vitrail.attention.positions import Position
 from vitrail.attention.positions.learned import Learned
 from vitrail.attention.requests import attention_layers
 from vitrail.model.block import MLPS, Block
+from vitrail.model.dropout import Dropout
 from vitrail.model.patch import pair, patch_grid
 from vitrail.model.pool import AttentionPool, AveragePool, TokenPool
 from vitrail.model.pretrained import load_pretrained
@@ -84,7 +85,7 @@ class ViT(nn.Module):
         self.reg_token = nn.Parameter(torch.empty(1, registers, dim)) if registers else None
         self.position = position.for_grid(self.grid)
         self.pos_embed = self.position.table(dim)
-        self.pos_drop = nn.Dropout(dropout)
+        self.pos_drop = Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(
                 dim,
