@@ -5,7 +5,7 @@ import torch
 
 from vitrail.model.conv_stem import ConvStem
 from vitrail.model.patch import PatchEmbed
-from vitrail.model.pool_stem import PoolStem, whitening_filters
+from vitrail.model.pool_stem import PoolStem, haar_patches, whitening_filters
 from vitrail.model.stems import STEMS
 
 from .small import small_vit
@@ -58,12 +58,12 @@ def test_stems_of_convolutions_refuse_patches_that_halving_does_not_give(stem, p
         STEMS[stem](patch, 32)
 
 
-def test_the_filters_of_the_pooling_stem_are_an_orthonormal_basis_of_patches():
-    flat = whitening_filters().flatten(1)
+def test_the_patches_of_the_pooling_stem_are_an_orthonormal_basis():
+    flat = haar_patches().flatten(1)
     torch.testing.assert_close(flat @ flat.T, torch.eye(12), atol=1e-6, rtol=0)
 
 
-def test_batchnorm_behind_these_filters_whitens_smooth_images():
+def test_the_filters_of_the_pooling_stem_decorrelate_smooth_images():
     torch.manual_seed(0)
     colours = torch.randn(8, 1, 64, 64) + 0.3 * torch.randn(8, 3, 64, 64)  # brightness above all
     images = torch.nn.functional.avg_pool2d(colours, 5, stride=1)
@@ -80,7 +80,7 @@ def patches(images):
 
 
 def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
-    stem = PoolStem((4, 4), 96)
+    stem = PoolStem((4, 4), 192)
     first = stem.stages[0][0].weight
     assert first.shape == (48, 24, 3, 3)
     torch.testing.assert_close(first[:24, :, 1, 1], torch.eye(24))
@@ -89,6 +89,14 @@ def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
     second = stem.stages[0][4].weight
     torch.testing.assert_close(second[:, :, 1, 1], torch.eye(48))
     assert second.count_nonzero() == 48
+
+
+def test_the_first_of_several_poolings_is_narrow():
+    widths = {
+        patch: [stage[0].out_channels for stage in PoolStem((patch, patch), 96).stages]
+        for patch in (2, 4, 8)
+    }
+    assert widths == {2: [96], 4: [24, 96], 8: [24, 96, 96]}
 
 
 def test_the_filters_of_the_pooling_stem_are_no_weights():

@@ -16,7 +16,8 @@ class ConvStem(nn.Module):
     def __init__(self, patch_size: tuple[int, int], dim: int):
         super().__init__()
         self.patch_size = patch_size
-        widths = [3, *stage_widths("conv", patch_size, dim)]
+        count = halvings("conv", patch_size)
+        widths = [3, *(dim // 2 ** (count - 1 - i) for i in range(count))]
         layers = []
         for before, after in pairwise(widths):
             layers += [
@@ -31,12 +32,12 @@ class ConvStem(nn.Module):
         return self.proj(self.convs(images))
 
 
-def stage_widths(stem: str, patch_size: tuple[int, int], dim: int) -> list[int]:
-    """The width after each halving; ValueError for a patch that halving does not give."""
-    halvings = patch_size[0].bit_length() - 1
-    if patch_size[0] != patch_size[1] or patch_size[0] != 2**halvings or halvings == 0:
+def halvings(stem: str, patch_size: tuple[int, int]) -> int:
+    """How often an image is halved; ValueError for a patch that halving does not give."""
+    count = patch_size[0].bit_length() - 1
+    if patch_size[0] != patch_size[1] or patch_size[0] != 2**count or count == 0:
         raise ValueError(
             f"stem={stem} halves the image, so patch_size={patch_size[0]}x{patch_size[1]} must "
             "be a square power of 2; use 2, 4, 8 or 16, or stem=patch"
         )
-    return [dim // 2 ** (halvings - 1 - i) for i in range(halvings)]
+    return count
