@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from vitrail.bench import run
+from vitrail.bench.measurement import Point
 from vitrail.bench.training_runs import MOST_POINTS, Run, _ends, curves, find
 
 from .made_up import config
@@ -169,3 +170,15 @@ def test_one_run_with_one_figure_has_a_page_too(show, tmp_path):
     assert rows["a b"]["best val/acc"] == 0.5
     assert "One training run" in page
     assert "<svg" not in page, "a point is no curve"
+
+
+def test_accuracies_are_drawn_by_the_time_that_training_had_taken(tmp_path):
+    metrics = "step,val/acc,train/seconds\n9,,10.0\n9,0.25,10.5\n19,0.5,20.5\n29,0.75,\n"
+    timed = Run.read(trained(tmp_path / "a", metrics=metrics), "a")
+    earlier = Run.read(trained(tmp_path / "b"), "b")
+    by_time, by_step = curves([timed, earlier])[:2]
+    assert by_time.x == "training, seconds"
+    assert by_time.lines == {"a": [Point(10.5, 0.25), Point(20.5, 0.5)]}, "earlier runs have none"
+    assert [*by_step.lines] == ["b"], "train/loss of the other"
+    assert by_step.x == "optimizer step"
+    assert "train/seconds" not in [chart.name for chart in curves([timed])]

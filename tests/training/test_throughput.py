@@ -1,5 +1,6 @@
 import pytest
 from pytorch_lightning import Callback
+from pytorch_lightning.loggers import Logger
 
 from vitrail.training import throughput
 from vitrail.training.throughput import Throughput
@@ -45,3 +46,43 @@ def test_an_epoch_that_is_too_short_to_be_measured_reports_nothing(classify, bat
     fitted = trainer(max_epochs=2, callbacks=[Throughput()])
     fitted.fit(classify(3), batched(6, 6), batched(6, 6))
     assert "train/images_per_second" not in fitted.callback_metrics
+
+
+class Times(Logger):
+    """What a run logs of its time, by step."""
+
+    name = version = None
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        if "train/seconds" in metrics:
+            self.rows.append((step, metrics["train/seconds"], "val/acc" in metrics))
+
+    def log_hyperparams(self, *args, **kwargs):
+        """None are looked at."""
+
+
+@pytest.mark.parametrize("given", [{}, {"val_check_interval": 0.5}])
+def test_the_time_of_training_stands_beside_each_validation(
+    given, clock, classify, batched, trainer
+):
+    times = Times()
+    fitted = trainer(max_epochs=2, callbacks=[Slow(clock), Throughput()], logger=times, **given)
+    fitted.fit(classify(3), batched(48, 6), batched(6, 6))
+    halves = [(3, 58.0), (7, 66.0), (11, 124.0), (15, 132.0)]
+    validated = halves if given else halves[1::2]
+    assert [row[:2] for row in times.rows if row[2]] == validated
+    assert [row[:2] for row in times.rows if not row[2]] == halves[1::2]
+
+
+def test_a_resumed_run_counts_its_time_on(clock, classify, batched, trainer, tmp_path):
+    first = trainer(max_epochs=1, callbacks=[Slow(clock), Throughput()])
+    first.fit(classify(3), batched(48, 6), batched(6, 6))
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    times = Times()
+    second = trainer(max_epochs=2, callbacks=[Slow(clock), Throughput()], logger=times)
+    second.fit(classify(3), batched(48, 6), batched(6, 6), ckpt_path=tmp_path / "last.ckpt")
+    assert times.rows[-1][:2] == (15, 132.0)

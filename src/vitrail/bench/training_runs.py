@@ -18,7 +18,7 @@ from vitrail.bench.report import Page, Table, differing
 from vitrail.bench.results import finite
 from vitrail.bench.values import written
 
-SPEED = "train/images_per_second"
+SPEED, TIME = "train/images_per_second", "train/seconds"
 FIRST = ("train/loss", "val/loss", "val/acc", SPEED)  # of the charts
 BEST = {"val/acc": max, "val/loss": min}  # over a run, beside what it ended with
 RECEIPT = ("requested", "chosen", "variant", "why", "rejected", "times_ms")  # of a layer
@@ -34,6 +34,15 @@ class Run:
     config: Mapping[str, Any]
     metrics: Mapping[str, Sequence[Point]]
     receipt: Mapping[str, Any] | None
+
+    def at_seconds(self, name: str) -> list[Point]:
+        """A metric as points (seconds of training, value), where the seconds are known."""
+        seconds = {point.x: point.y for point in self.metrics.get(TIME, ())}
+        return [
+            Point(seconds[point.x], point.y)
+            for point in self.metrics.get(name, ())
+            if point.x in seconds
+        ]
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Run":
@@ -143,14 +152,29 @@ def receipt_rows(run: Run) -> Iterator[Row]:
 
 
 def curves(runs: Sequence[Run]) -> list[Chart]:
-    """A chart for each metric that some run has more than one point of: a line a run."""
+    """A chart for each metric that some run has more than one point of: a line a run.
+
+    Accuracies come first, by the time that training had taken.
+    """
     names = dict.fromkeys([*FIRST, *(name for run in runs for name in run.metrics)])
-    charts = []
-    for name in names:
-        lines = {run.name: _thin(run.metrics[name]) for run in runs if name in run.metrics}
-        if name != "epoch" and any(len(points) > 1 for points in lines.values()):
-            charts.append(Chart(name, name, "optimizer step", name, lines))
-    return charts
+    names = [name for name in names if name not in ("epoch", TIME)]
+    by_time = [
+        Chart(f"{name} by time", f"{name} by time", "training, seconds", name, lines)
+        for name in ("val/acc", "train/acc")
+        if (lines := _lines({run.name: run.at_seconds(name) for run in runs}))
+    ]
+    by_step = [
+        Chart(name, name, "optimizer step", name, lines)
+        for name in names
+        if (lines := _lines({run.name: run.metrics.get(name, ()) for run in runs}))
+    ]
+    return by_time + by_step
+
+
+def _lines(lines: Mapping[str, Sequence[Point]]) -> dict[str, Sequence[Point]]:
+    """Those that have points, thinned out; none if no line would be longer than a point."""
+    drawn = {name: _thin(points) for name, points in lines.items() if points}
+    return drawn if any(len(points) > 1 for points in drawn.values()) else {}
 
 
 def _matches(pattern: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from vitrail.run.receipt import watch
 from vitrail.run.saving import BestAndLast
 from vitrail.run.stopping import StopBetweenBatches
 from vitrail.tracking.loggers import Loggers
+from vitrail.training.peak_memory import PeakMemory
 from vitrail.training.progress import Progress
 from vitrail.training.throughput import Throughput
 
@@ -30,6 +31,7 @@ def around_steps(
     return [
         Progress(),
         Throughput(),
+        PeakMemory(),
         watch(plan, loggers, folder, compiled=compiled, from_step=from_step),
         stopping,
         checkpoints,

@@ -1,4 +1,4 @@
-"""Images per second of training alone."""
+"""How fast training is and how long it has taken, without what comes between its epochs."""
 
 import time
 from typing import Any
@@ -8,11 +8,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class Throughput(Callback):
-    """Logs `train/images_per_second`, over all processes, whenever the losses are logged.
+    """Logs `train/images_per_second` of all processes and `train/seconds` since the first step.
 
-    Validation, checkpoints between epochs, and the first batch after each such pause (workers
-    start, graphs compile) are left out. Lightning's ThroughputMonitor waits for the GPU after every
-    batch; this clock does so only when it is read.
+    The speed comes with the losses, the time with what an epoch and a validation give; a resumed
+    run counts on. Validation and checkpoints between epochs are left out of both, and of the speed
+    the first batch after each such pause too (workers start, graphs compile). Lightning's
+    ThroughputMonitor waits for the GPU after every batch; this clock does so only when it is read.
     """
 
     def __init__(self):
@@ -20,12 +21,12 @@ class Throughput(Callback):
         self._seconds = 0.0
         self._since: float | None = None  # None while paused
         self._step = 0
+        self._trained = 0.0
+        self._begun: float | None = None  # None between epochs and while validating
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause(trainer)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause(trainer)
+        self._begun = _now(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -41,10 +42,39 @@ class Throughput(Callback):
             pl_module.log("train/images_per_second", torch.tensor(rate))  # on the CPU: no waiting
             self._images, self._seconds, self._since, self._step = 0, 0.0, _now(trainer), step
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause(trainer)
+        self._stop(trainer)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log_time(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun = _now(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop(trainer)
+        self._log_time(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self._trained}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._trained = state_dict["seconds"]
+
     def _pause(self, trainer: Trainer) -> None:
         if self._since is not None:
             self._seconds += _now(trainer) - self._since
             self._since = None
+
+    def _stop(self, trainer: Trainer) -> None:
+        if self._begun is not None:
+            self._trained += _now(trainer) - self._begun
+            self._begun = None
+
+    def _log_time(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            pl_module.log("train/seconds", torch.tensor(self._trained))
 
 
 def _now(trainer: Trainer) -> float:
