@@ -24,4 +24,6 @@ def drop(x: Tensor, share: int) -> Tensor:
     """`x` of any shape, each value 0 with probability share / 65536, the others scaled up."""
     numbers = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     draws = numbers.view(torch.int16)[: x.numel()].view(x.shape)
-    return x * (draws >= share - LEVELS // 2) * (LEVELS / (LEVELS - share))
+    kept = torch.empty_like(x, requires_grad=False)
+    torch.ge(draws, share - LEVELS // 2, out=kept)  # in x's dtype: mixed ones multiply slowly
+    return x * kept.mul_(LEVELS / (LEVELS - share))
