@@ -91,6 +91,12 @@ def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
     assert second.count_nonzero() == 48
 
 
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_stem_is_outlined_without_memory(stem):
+    with torch.device("meta"):
+        assert STEMS[stem]((4, 4), 32)(torch.empty(1, 3, 8, 8)).shape == (1, 32, 2, 2)
+
+
 def test_the_first_of_several_poolings_is_narrow():
     widths = {
         patch: [stage[0].out_channels for stage in PoolStem((patch, patch), 96).stages]

@@ -10,9 +10,7 @@ from vitrail.model.conv_stem import halvings
 
 # The standard deviation of what `haar_patches` finds in CIFAR-10's training images, by colour and
 # pattern. Jordan 2024 adds 5e-4 to the variance too, so that what is hardly ever there stays small.
-SPREADS = torch.tensor(
-    [[3.15, 0.59, 0.63, 0.24], [0.89, 0.068, 0.080, 0.027], [0.43, 0.047, 0.053, 0.026]]
-)
+SPREADS = [3.15, 0.59, 0.63, 0.24], [0.89, 0.068, 0.080, 0.027], [0.43, 0.047, 0.053, 0.026]
 
 
 class PoolStem(nn.Module):
@@ -50,7 +48,7 @@ def whitening_filters() -> Tensor:
     both: very nearly the principal components of small patches (Ruderman et al. 1998). Each is
     divided by the standard deviation of what it finds in normalised images.
     """
-    return haar_patches() / SPREADS.flatten()[:, None, None, None]
+    return haar_patches() / torch.tensor(SPREADS).reshape(12, 1, 1, 1)
 
 
 def haar_patches() -> Tensor:
