@@ -60,11 +60,12 @@ class Answer:
         return int(SIGNED.search(self.out)["count"].replace(",", ""))
 
     def rows(self, column: str) -> list[dict[str, str]]:
-        """The rows of metrics.csv that have this column, without empty cells and speeds."""
+        """The rows of metrics.csv that have this column, without empty cells and what no two runs share."""
         table = csv.DictReader((self.folder / "metrics.csv").read_text().splitlines())
         rows = [{key: value for key, value in row.items() if value} for row in table]
         for row in rows:
-            row.pop("train/images_per_second", None)
+            for measured in ("train/images_per_second", "train/seconds", "train/peak_mib"):
+                row.pop(measured, None)
         return [row for row in rows if column in row]
 
 
