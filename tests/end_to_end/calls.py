@@ -60,7 +60,7 @@ class Answer:
         return int(SIGNED.search(self.out)["count"].replace(",", ""))
 
     def rows(self, column: str) -> list[dict[str, str]]:
-        """The rows of metrics.csv that have this column, without empty cells, speeds and the like."""
+        """The rows of metrics.csv that have this column, without empty cells and speeds."""
         table = csv.DictReader((self.folder / "metrics.csv").read_text().splitlines())
         rows = [{key: value for key, value in row.items() if value} for row in table]
         for row in rows:
