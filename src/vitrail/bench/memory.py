@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from hydra.core.utils import env_override
 
+from vitrail.run.allocator import M_MMAP_THRESHOLD
+
 MIB = 2**20
 RESOLUTION_MIB = 1.0  # what is less on a CPU is about as much as its count strays by
 PROC = Path("/proc/self")
 LARGE = 2**16  # bytes; what is larger is mapped by itself
-M_MMAP_THRESHOLD = -3  # glibc's name and number, malloc.h
 
 Build = Callable[..., Callable[[], object]]
 

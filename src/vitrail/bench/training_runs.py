@@ -35,15 +35,6 @@ class Run:
     metrics: Mapping[str, Sequence[Point]]
     receipt: Mapping[str, Any] | None
 
-    def at_seconds(self, name: str) -> list[Point]:
-        """A metric as points (seconds of training, value), where the seconds are known."""
-        seconds = {point.x: point.y for point in self.metrics.get(TIME, ())}
-        return [
-            Point(seconds[point.x], point.y)
-            for point in self.metrics.get(name, ())
-            if point.x in seconds
-        ]
-
     @classmethod
     def read(cls, folder: Path, name: str) -> "Run":
         """A run that was stopped is a run too: what it has not written yet is left out."""
@@ -55,6 +46,15 @@ class Run:
             _metrics(folder / "metrics.csv"),
             json.loads(receipt.read_text(encoding="utf-8")) if receipt.is_file() else None,
         )
+
+    def at_seconds(self, name: str) -> list[Point]:
+        """A metric as points (seconds of training, value), where the seconds are known."""
+        seconds = {point.x: point.y for point in self.metrics.get(TIME, ())}
+        return [
+            Point(seconds[point.x], point.y)
+            for point in self.metrics.get(name, ())
+            if point.x in seconds
+        ]
 
 
 def show(patterns: str | Sequence[str], run_dir: Path, overrides: Sequence[str]) -> None:
