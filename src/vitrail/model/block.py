@@ -1,12 +1,15 @@
 """One pre-norm transformer block around vitrail's attention, with timm's attribute names."""
 
+from functools import partial
+
 from timm.layers import DropPath, LayerScale, Mlp, SwiGLU
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, MultiHeadAttention2d
 from vitrail.model.dropout import Dropout
+from vitrail.model.gelu import Gelu
 
-MLPS = {"mlp": Mlp, "swiglu": SwiGLU}
+MLPS = {"mlp": partial(Mlp, act_layer=Gelu), "swiglu": SwiGLU}
 
 
 class Block(nn.Module):
