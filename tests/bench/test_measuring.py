@@ -45,6 +45,16 @@ def test_the_folder_holds_tables_charts_and_a_page(tmp_path, capsys):
     assert f"report: {tmp_path / 'report.html'}" in printed
 
 
+def test_a_switch_that_is_written_as_a_word_is_the_switch(tmp_path):
+    measured(tmp_path, compile="off", deterministic="no", gate="on")
+    settings = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["config"]
+    assert {key: settings[key] for key in ("compile", "deterministic", "gate")} == {
+        "compile": False,
+        "deterministic": False,
+        "gate": True,
+    }
+
+
 @pytest.mark.slow
 def test_a_measurement_that_was_killed_goes_on_with_the_cell_that_it_had_not_finished(tmp_path):
     program = (

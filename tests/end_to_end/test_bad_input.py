@@ -33,6 +33,7 @@ CLASHES = {
     "gate=null": "gate=None is no switch",
     "compile=maybe": "use compile=true or compile=false or compile=auto",
     "compile=auto deterministic=true": "compile=auto decides by the clock",
+    "compile=auto trainer.devices=2": "compile=auto measures on one device; trainer.devices=2",
     "position=rope position.temperature=0": "position.temperature=0 spaces no wavelengths",
     "model.attention_dropout=-0.1": "dropout=-0.1 is no share of the attention weights",
     "model.registers=-1": "registers=-1 is no number of tokens",

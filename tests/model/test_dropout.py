@@ -53,6 +53,10 @@ def test_nothing_and_everything_are_exact(p):
     assert torch.equal(Dropout(p)(x), x * (1 - p))
 
 
+def test_nearly_everything_may_be_dropped():
+    assert Dropout(0.999999)(torch.ones(50)).isfinite().all()
+
+
 def test_evaluation_drops_nothing():
     x = torch.randn(50)
     assert torch.equal(Dropout(0.5).eval()(x), x)

@@ -36,3 +36,8 @@ def test_a_compiled_graph_on_a_cpu_calls_torchs_kernel():
 
     torch.compile(Gelu(), fullgraph=True, backend=compiler)(torch.randn(4))
     assert torch.ops.vitrail.gelu.default in {getattr(t, "_opoverload", t) for t in seen}
+
+
+def test_an_exported_graph_needs_no_operator_of_ours():
+    graph = torch.export.export(Gelu(), (torch.randn(4),)).graph
+    assert torch.ops.aten.gelu.default in {node.target for node in graph.nodes}

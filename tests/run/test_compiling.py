@@ -42,10 +42,15 @@ def measured(monkeypatch):
     """What is decided for a network and so many steps on a machine that can compile."""
     monkeypatch.setattr(compiling, "missing_tool", lambda device: None)
 
-    def measured(network: nn.Module, steps: int) -> Compiling:
+    def measured(network: nn.Module, steps: int, **limits: float) -> Compiling:
         images = (torch.randn(2, 3, 4, 4),)
         return Compiling.measured(
-            network, images, precision="32-true", steps=steps, read=lambda device: Timed.now
+            network,
+            images,
+            precision="32-true",
+            steps=steps,
+            read=lambda device: Timed.now,
+            **limits,
         )
 
     return measured
@@ -78,6 +83,27 @@ def test_nothing_is_compiled_to_find_that_a_training_is_short(measured, monkeypa
     assert found == Compiling(
         False, "auto: 20 steps of 0.50 s are too few to earn a compilation back"
     )
+
+
+def test_a_training_that_ends_by_the_clock_has_no_more_steps_than_fit(measured, monkeypatch):
+    monkeypatch.setattr(Timed, "compile", lambda self: pytest.fail("compiled"))
+    found = measured(Timed(plain=0.5, graph=0.1, compile_s=20.0), steps=10**6, seconds=10.0)
+    assert found == Compiling(
+        False, "auto: 20 steps of 0.50 s are too few to earn a compilation back"
+    )
+
+
+def test_the_end_by_the_clock_is_the_trainers(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Compiling, "measured", lambda *_, **limits: asked.append(limits["seconds"]))
+    for max_time in ("null", "00:00:02:00"):
+        with initialize_config_dir(str(configs()), version_base="1.3"):
+            words = ["compile=auto", "trainer=cpu", f"trainer.max_time={max_time}"]
+            config = compose("train", words)
+        plan = Plan.asking(config, training=True)
+        plan.data.prepare_data()
+        Compiling.settled(config, plan, nn.Identity(), done=0)
+    assert asked == [float("inf"), 120.0]
 
 
 def test_what_cannot_be_compiled_trains_uncompiled_and_says_why(measured):

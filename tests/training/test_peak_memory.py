@@ -28,10 +28,14 @@ def test_the_peak_stays_when_memory_is_freed():
     assert peak_mib(torch.device("cpu")) > before + 32
 
 
-def test_nothing_is_logged_where_nothing_counts_it(
-    classify, batched, trainer, monkeypatch, tmp_path
+@pytest.mark.parametrize("status", [None, "VmSize: 9 kB\nVmRSS: 5 kB\n"], ids=["no", "gVisor's"])
+def test_nothing_is_logged_where_nothing_counts_it_and_training_goes_on(
+    status, classify, batched, trainer, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(peak_memory, "STATUS", tmp_path / "none")
-    fitted = trainer(max_epochs=1, callbacks=[PeakMemory()])
+    monkeypatch.setattr(peak_memory, "STATUS", tmp_path / "status")
+    if status is not None:
+        (tmp_path / "status").write_text(status)
+    fitted = trainer(max_epochs=2, callbacks=[PeakMemory()])
     fitted.fit(classify(3), batched(6, 6), batched(6, 6))
     assert "train/peak_mib" not in fitted.callback_metrics
+    assert fitted.current_epoch == 2

@@ -1,6 +1,7 @@
 import pytest
 from pytorch_lightning import Callback
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from vitrail.training import throughput
 from vitrail.training.throughput import Throughput
@@ -18,7 +19,8 @@ def clock(monkeypatch):
 
 
 class Slow(Callback):
-    """Every training batch takes 2 s and the first of an epoch 50 more, a validation 1000 s."""
+    """Every training batch takes 2 s and the first of an epoch 50 more, a validation 1000 s, and
+    what is saved after it 500 s."""
 
     def __init__(self, clock):
         self.clock, self.rates = clock, []
@@ -29,6 +31,9 @@ class Slow(Callback):
     def on_validation_batch_end(self, *args, **kwargs):
         self.clock.now += 1000
 
+    def on_validation_end(self, trainer, pl_module):
+        self.clock.now += 500
+
     def on_train_epoch_end(self, trainer, pl_module):
         self.rates.append(trainer.callback_metrics["train/images_per_second"].item())
 
@@ -36,7 +41,7 @@ class Slow(Callback):
 @pytest.mark.parametrize("given", [{}, {"accumulate_grad_batches": 2}, {"val_check_interval": 0.5}])
 def test_only_the_time_of_training_batches_counts(given, clock, classify, batched, trainer):
     slow = Slow(clock)
-    callbacks = [slow, Throughput()]
+    callbacks = [Throughput(), slow]
     fitted = trainer(max_epochs=2, callbacks=callbacks, log_every_n_steps=2, **given)
     fitted.fit(classify(3), batched(48, 6), batched(6, 6))
     assert slow.rates == pytest.approx([3.0, 3.0])
@@ -70,7 +75,7 @@ def test_the_time_of_training_stands_beside_each_validation(
     given, clock, classify, batched, trainer
 ):
     times = Times()
-    fitted = trainer(max_epochs=2, callbacks=[Slow(clock), Throughput()], logger=times, **given)
+    fitted = trainer(max_epochs=2, callbacks=[Throughput(), Slow(clock)], logger=times, **given)
     fitted.fit(classify(3), batched(48, 6), batched(6, 6))
     halves = [(3, 58.0), (7, 66.0), (11, 124.0), (15, 132.0)]
     validated = halves if given else halves[1::2]
@@ -79,10 +84,26 @@ def test_the_time_of_training_stands_beside_each_validation(
 
 
 def test_a_resumed_run_counts_its_time_on(clock, classify, batched, trainer, tmp_path):
-    first = trainer(max_epochs=1, callbacks=[Slow(clock), Throughput()])
+    first = trainer(max_epochs=1, callbacks=[Throughput(), Slow(clock)])
     first.fit(classify(3), batched(48, 6), batched(6, 6))
     first.save_checkpoint(tmp_path / "last.ckpt")
     times = Times()
-    second = trainer(max_epochs=2, callbacks=[Slow(clock), Throughput()], logger=times)
+    second = trainer(max_epochs=2, callbacks=[Throughput(), Slow(clock)], logger=times)
     second.fit(classify(3), batched(48, 6), batched(6, 6), ckpt_path=tmp_path / "last.ckpt")
     assert times.rows[-1][:2] == (15, 132.0)
+
+
+class Stop(Callback):
+    """The system stops the run when the second batch is done."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            raise SIGTERMException
+
+
+def test_a_run_that_was_stopped_keeps_the_time_of_its_last_epoch(clock, classify, batched, trainer):
+    throughput = Throughput()
+    stopped = trainer(max_epochs=1, callbacks=[throughput, Slow(clock), Stop()])
+    with pytest.raises(SIGTERMException):
+        stopped.fit(classify(3), batched(48, 6), batched(6, 6))
+    assert throughput.state_dict() == {"seconds": 54.0}

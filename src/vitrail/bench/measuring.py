@@ -13,7 +13,7 @@ from vitrail.bench.report import Page, Table, machine
 from vitrail.bench.results import CELLS, LOGGER, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
-from vitrail.run.assemble import build_loggers
+from vitrail.run.assemble import build_loggers, read_switches
 from vitrail.run.next_command import next_command
 from vitrail.run.quiet import quiet
 from vitrail.tracking import environment
@@ -31,6 +31,7 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
     """
     quiet()
     config = _continued(config, folder, overrides)
+    read_switches(config)
     if config.ckpt_path is not None:
         raise ValueError(
             f"ckpt_path={config.ckpt_path} has no use here: what is measured begins from its own "

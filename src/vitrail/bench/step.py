@@ -40,9 +40,9 @@ class StepBench:
     """The step of the config's model, batch size and precision, on noise of its data's shape.
 
     Members, in turn within each round: every backend in a loop of torch alone; `timm`, the same
-    architecture and weights by timm; `compiled` where the config says `compile=true`; and in
-    training `lightning`, which does all that train.py does around a step. The data are not read.
-    One device computes, gradients are not accumulated, and weights not averaged.
+    architecture and weights by timm; `compiled` where the config says `compile=true` or `auto`;
+    and in training `lightning`, which does all that train.py does around a step. The data are not
+    read. One device computes, gradients are not accumulated, and weights not averaged.
 
     backends: names, None for all. rounds: turns of each member. steps: that a member takes in a
     turn, or fewer where the rounds of a mode would take more than `seconds`, but at least one. A

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 from lightning_fabric.utilities.data import suggested_max_num_workers
+from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
 from vitrail.data.decode import UnreadableImage, look_at
 from vitrail.data.images import Images
-from vitrail.data.order import process_and_count
 
 FEW = 1000  # images that are done before other processes have started
 
@@ -53,7 +53,8 @@ def scan(chunks: Chunks, *, title: str) -> Iterator[tuple[Tensor, dict[int, str]
     By processes: of small files most of the work is Python's, at which threads wait for each other.
     """
     console = Console(stderr=True)
-    quiet = not console.is_terminal or process_and_count()[0] > 0
+    # The processes of a run are told apart before they have met.
+    quiet = not console.is_terminal or rank_zero_only.rank > 0
     loader = torch.utils.data.DataLoader(
         chunks,
         batch_size=None,

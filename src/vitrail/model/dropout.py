@@ -17,7 +17,7 @@ class Dropout(nn.Dropout):
         idle = not self.training or self.p == 0 or self.p == 1
         if idle or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
-        return drop(x, round(self.p * LEVELS))
+        return drop(x, min(round(self.p * LEVELS), LEVELS - 1))
 
 
 def drop(x: Tensor, share: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitrail.attention import Grid, Mask, attend, backends
 from vitrail.attention.backends.reference import attention_weights
+from vitrail.model.gelu import Gelu
 
 
 class TokenPool(nn.Module):
@@ -38,7 +39,7 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=Gelu)
 
     def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
         q, k, v, mask = self._project(x, grid, padding)

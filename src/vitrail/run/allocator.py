@@ -3,7 +3,8 @@
 import ctypes
 import platform
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers, malloc.h
+# glibc's names and numbers, malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 NEVER = 2**31 - 1  # bytes
 
 
@@ -15,5 +16,5 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, NEVER)
+        libc.mallopt(M_MMAP_MAX, 0)  # older versions take no M_MMAP_THRESHOLD above 32 MiB
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)

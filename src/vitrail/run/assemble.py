@@ -98,6 +98,8 @@ class Plan:
         whose attention is its own.
         """
         read_switches(config)
+        if training and config.compile == AUTO:
+            check_measurable(config)
         check_seed(config.seed)
         seed_everything(config.seed, workers=True, verbose=False)
         device = device_of(config.trainer.accelerator)
@@ -163,6 +165,16 @@ def read_switches(config: DictConfig) -> None:
         raise ValueError(
             "deterministic=true repeats a training and compile=auto decides by the clock; use "
             "compile=true or compile=false"
+        )
+
+
+def check_measurable(config: DictConfig) -> None:
+    """Raise ValueError where several devices train, which would each measure and may not agree."""
+    devices, nodes = config.trainer.devices, config.trainer.num_nodes
+    if (devices, nodes) != (1, 1):
+        raise ValueError(
+            f"compile=auto measures on one device; trainer.devices={devices} and "
+            f"trainer.num_nodes={nodes} may be several; use compile=true or compile=false"
         )
 
 

@@ -1,5 +1,6 @@
 """Whether a training is long enough to earn back what torch.compile takes."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
@@ -41,7 +43,8 @@ class Compiling:
         """
         if config.compile != AUTO:
             return cls(config.compile, "asked for" if config.compile else "compile=false")
-        device = device_of(config.trainer.accelerator)
+        trainer = OmegaConf.to_container(config.trainer, resolve=True)
+        device = device_of(trainer["accelerator"])
         data = plan.data
         noise = torch.Generator().manual_seed(0)  # not the one that the training draws from
         images = torch.randn(data.batch_size, 3, *data.image_size, generator=noise).to(device)
@@ -50,11 +53,8 @@ class Compiling:
             network,
             (images, real) if config.data.resize == "native" else (images,),
             precision=plan.precision,
-            steps=steps_ahead(
-                OmegaConf.to_container(config.trainer, resolve=True),
-                len(data.loader("train")),
-                done,
-            ),
+            steps=steps_ahead(trainer, len(data.loader("train")), done),
+            seconds=Timer(trainer["max_time"]).time_remaining() or math.inf,
         )
 
     @classmethod
@@ -65,6 +65,7 @@ class Compiling:
         *,
         precision: str,
         steps: int,
+        seconds: float = math.inf,
         read: Callable[[str], float] = clock,
     ) -> "Compiling":
         """Whether a graph spares more in so many steps than it takes to make.
@@ -72,7 +73,8 @@ class Compiling:
         Forward and backward of copies of the network are timed. One is compiled only for a training
         that could spare `LEAST_S` seconds, so that a short one does not wait for the answer.
 
-        images: what a step's forward is called with, on the device. read: the clock.
+        images: what a step's forward is called with, on the device. seconds: when training ends,
+        however few steps it has taken. read: the clock.
         """
         device = images[0].device.type
         if tool := missing_tool(device):
@@ -83,6 +85,8 @@ class Compiling:
         for rounds in (1, ROUNDS):
             every = {"plain": plain}
             took = interleave(every, device=device, rounds=rounds, warm_up=0, read=read)["plain"]
+            if took.median * steps > seconds:
+                steps = int(seconds / took.median)
             if took.median * steps * MOST_SAVED < LEAST_S:
                 return cls(
                     False,

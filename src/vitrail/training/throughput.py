@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 
 class Throughput(Callback):
     """Logs `train/images_per_second` of all processes and `train/seconds` since the first step.
 
     The speed comes with the losses, the time with what an epoch and a validation give; a resumed
-    run counts on. Validation and checkpoints between epochs are left out of both, and of the speed
-    the first batch after each such pause too (workers start, graphs compile). Lightning's
+    run counts on. Validation and the checkpoints that follow it are left out of both, and of the
+    speed the first batch after each such pause too (workers start, graphs compile). Lightning's
     ThroughputMonitor waits for the GPU after every batch; this clock does so only when it is read.
     """
 
@@ -22,11 +23,17 @@ class Throughput(Callback):
         self._since: float | None = None  # None while paused
         self._step = 0
         self._trained = 0.0
-        self._begun: float | None = None  # None between epochs and while validating
+        self._begun: float | None = None  # None between epochs and from validation to a batch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause(trainer)
         self._begun = _now(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._begun is None:
+            self._begun = _now(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -49,12 +56,15 @@ class Throughput(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_time(trainer, pl_module)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begun = _now(trainer)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop(trainer)
         self._log_time(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException):  # a checkpoint follows
+            self._stop(trainer)
 
     def state_dict(self) -> dict[str, float]:
         return {"seconds": self._trained}
@@ -74,7 +84,7 @@ class Throughput(Callback):
 
     def _log_time(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            pl_module.log("train/seconds", torch.tensor(self._trained))
+            pl_module.log("train/seconds", self._trained, sync_dist=True)
 
 
 def _now(trainer: Trainer) -> float:
