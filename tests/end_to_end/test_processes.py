@@ -22,6 +22,7 @@ def test_two_processes_train_and_report_what_one_finds_in_their_checkpoint(
     )
     assert run.code == 0, run.err
     assert len(re.findall(r"^data ", run.out, re.MULTILINE)) == 1, "one process speaks"
+    assert "sync_dist" not in run.err, "Lightning misses nothing in what is logged"
     assert run.line("training") == "24 optimizer steps, batch 50 x 2 processes"
     assert run.count == 359
     assert len(list(run.folder.glob("wandb/offline-run-*"))) == 1
