@@ -24,7 +24,7 @@ def commands() -> Iterator[tuple[str, ...]]:
     """The words of each, from `train.py` on: those in blocks, and those between backticks."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        for line in re.findall(r"^(?:\$ |\w+=\w+ )*python (.+)$", text, re.MULTILINE):
+        for line in re.findall(r"^(?:\$ |time |\w+=\w+ )*python (.+)$", text, re.MULTILINE):
             yield tuple(shlex.split(line, comments=True))
         for line in re.findall(r"`python ([^`…]+)`", text):
             yield tuple(shlex.split(line))
