@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # From the ground up. A room is a folder or a file; a longer name takes its files out of a shorter.
 FLOORS = [
     {"vitrail"},
+    {"vitrail.errors"},
     {
         "vitrail.configuration",
         "vitrail.run.folder",
@@ -20,12 +21,12 @@ FLOORS = [
     {"vitrail.attention.mask"},
     {"vitrail.attention.backends", "vitrail.attention.patterns", "vitrail.attention.positions"},
     {"vitrail.attention"},
-    {"vitrail.attention.backends.auto"},  # chooses among kernels by measuring them
+    {"vitrail.attention.selection"},
+    {"vitrail.attention.maps"},
     {"vitrail.model"},
     {"vitrail.training", "vitrail.data", "vitrail.tracking"},
     {
         "vitrail.run.checkpoint",
-        "vitrail.run.layers",
         "vitrail.run.saving",
         "vitrail.run.stopping",
     },
@@ -33,7 +34,7 @@ FLOORS = [
     {"vitrail.run.figures", "vitrail.run.receipt", "vitrail.run.summary"},
     {"vitrail.run"},
     {"vitrail.bench"},
-    {"vitrail.errors"},
+    {"vitrail.messages"},
     {"vitrail.cli"},
 ]
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from vitrail.configuration import check_additions, check_config
-from vitrail.errors import exit_code, explain
+from vitrail.messages import exit_code, explain
 from vitrail.run.allocator import keep_freed_memory
 from vitrail.run.folder import register, removed_if_unused
 

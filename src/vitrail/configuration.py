@@ -1,7 +1,7 @@
 """What a config may hold: each key is a constructor's argument, or one that the YAML lists.
 
 Hydra refuses a misspelt key only until someone writes `+` before it. The checks here read
-signatures, construct nothing and raise ValueError with one line: the key, the rule, the way out.
+signatures, construct nothing and raise UserError with one line: the key, the rule, the way out.
 """
 
 import inspect
@@ -13,6 +13,8 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
+
+from vitrail.errors import UserError
 
 HYDRAS_OWN = {"_target_", "_args_", "_convert_", "_partial_", "_recursive_"}
 SCALARS = (bool, int, float, str, types.NoneType)
@@ -27,7 +29,7 @@ def check_config(config: DictConfig) -> None:
     for key in keys(config):
         OmegaConf.select(config, key)  # unlike to_container, it says which key does not resolve
     if missing := sorted(OmegaConf.missing_keys(config)):
-        raise ValueError(no_value(missing[0]))
+        raise UserError(no_value(missing[0]))
     for key, node in constructors(OmegaConf.to_container(config, resolve=True)):
         check_arguments(key, node)
 
@@ -40,7 +42,7 @@ def check_additions(config: DictConfig, listed: DictConfig) -> None:
     known = keys(listed)
     for key in keys(config, into_constructors=False):
         if key not in known:
-            raise ValueError(unknown_key(key, known))
+            raise UserError(unknown_key(key, known))
 
 
 def check_arguments(key: str, node: Mapping[str, Any]) -> None:
@@ -52,7 +54,7 @@ def check_arguments(key: str, node: Mapping[str, Any]) -> None:
             check_type(argument, node[name], parameters[name].annotation)
         elif all(other.kind is not other.VAR_KEYWORD for other in parameters.values()):
             place = argument.removesuffix(name)
-            raise ValueError(unknown_key(argument, [place + other for other in parameters]))
+            raise UserError(unknown_key(argument, [place + other for other in parameters]))
 
 
 def check_type(key: str, value: Any, annotation: Any) -> None:
@@ -67,7 +69,7 @@ def check_type(key: str, value: Any, annotation: Any) -> None:
     if type(value) in allowed or (type(value) is int and float in allowed):
         return
     takes = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
-    raise ValueError(f"{key}={value} is a value of type {type(value).__name__}; it takes {takes}")
+    raise UserError(f"{key}={value} is a value of type {type(value).__name__}; it takes {takes}")
 
 
 def constructors(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -115,7 +117,7 @@ def signature(target: str) -> inspect.Signature:
     except pydoc.ErrorDuringImport as error:
         raise error.value from None
     if not callable(found):
-        raise ValueError(f"_target_={target} names nothing that can be called; check its spelling")
+        raise UserError(f"_target_={target} names nothing that can be called; check its spelling")
     try:
         return inspect.signature(found, eval_str=True)
     except NameError:  # an annotation names what only type checkers import

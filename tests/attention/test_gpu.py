@@ -12,19 +12,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vitrail.attention import (
-    Grid,
-    Mask,
-    MultiHeadAttention2d,
-    attend,
-    attend_packed,
-    backends,
-    gate,
-)
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, attend_packed, backends
 from vitrail.attention.backends import Backend, Refused, Request, flash_attn
-from vitrail.attention.backends.auto import Auto
 from vitrail.attention.patterns import Placed
 from vitrail.attention.patterns.neighborhood import Neighborhood
+from vitrail.attention.selection import gate
+from vitrail.attention.selection.auto import Auto
 
 from .cases import BATCH, HEADS, KINDS, mask_and_bias
 from .flash_attn_stubs import Stub

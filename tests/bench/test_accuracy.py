@@ -18,10 +18,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from scipy import stats
 
-from vitrail.attention import backends, tune
+from vitrail.attention import backends
 from vitrail.attention.backends.flex import Flex
 from vitrail.attention.backends.sdpa_flash import SdpaFlash
-from vitrail.attention.gate import FailedGate, Verdict
+from vitrail.attention.selection import layers, tune
+from vitrail.attention.selection.gate import FailedGate, Verdict
 from vitrail.bench import seed_run
 from vitrail.bench.accuracy import AccuracyBench
 from vitrail.bench.accuracy_findings import findings, mean, verdict
@@ -29,7 +30,6 @@ from vitrail.bench.measurement import Context, Row
 from vitrail.bench.seed_run import FINISHED, SeedRun
 from vitrail.bench.wall_clock import moments
 from vitrail.cli import configs
-from vitrail.run import layers
 from vitrail.training.classifier import Classifier
 
 # Two epochs of eight steps.

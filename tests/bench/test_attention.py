@@ -10,7 +10,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from vitrail.attention import Grid, attend, backends, tune
+from vitrail.attention import Grid, attend, backends
 from vitrail.attention.backends import flex
 from vitrail.attention.backends.eager import Eager
 from vitrail.attention.backends.sdpa_flash import SdpaFlash
@@ -20,7 +20,8 @@ from vitrail.attention.patterns.full import Full
 from vitrail.attention.patterns.neighborhood import Neighborhood
 from vitrail.attention.patterns.raster import Raster
 from vitrail.attention.patterns.window import Window
-from vitrail.attention.requests import Recorder
+from vitrail.attention.selection import tune
+from vitrail.attention.selection.requests import Recorder
 from vitrail.bench import attention_member
 from vitrail.bench.attention import AttentionBench
 from vitrail.bench.attention_call import AttentionCall, function_of

@@ -8,10 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from vitrail.attention import backends, tune
+from vitrail.attention import backends
 from vitrail.attention.backends.flex import Flex
 from vitrail.attention.backends.sdpa_math import SdpaMath
-from vitrail.attention.gate import FailedGate
+from vitrail.attention.selection import layers, tune
+from vitrail.attention.selection.gate import FailedGate
 from vitrail.bench import step, step_members
 from vitrail.bench.measurement import Context, Row
 from vitrail.bench.memory import RESOLUTION_MIB
@@ -20,7 +21,6 @@ from vitrail.bench.step import StepBench
 from vitrail.cli import configs
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
-from vitrail.run import layers
 from vitrail.training.classifier import Classifier
 
 TINY = (

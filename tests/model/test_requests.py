@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitrail.attention import backends
 from vitrail.attention.positions.rope import Rope
-from vitrail.attention.requests import attention_layers, requests_of
+from vitrail.attention.selection.requests import attention_layers, requests_of
 from vitrail.model import ViT
 
 from .small import SIZES, small_vit

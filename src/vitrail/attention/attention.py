@@ -24,6 +24,7 @@ from vitrail.attention.scale import (
     scaled_by_head,
     score_scale,
 )
+from vitrail.errors import UserError
 
 
 def attend(
@@ -64,7 +65,7 @@ class MultiHeadAttention2d(nn.Module):
     pattern: who sees whom on the grid. position: one that speaks inside attention, such as `Rope`;
     absolute ones are added to the tokens at a model's entrance and do nothing here. scale: d**-0.5
     of the head width d unless given, or "learned" by each head. dropout: share of attention weights
-    dropped in training. Raises ValueError when `heads` does not divide `dim`.
+    dropped in training. Raises UserError when `heads` does not divide `dim`.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class MultiHeadAttention2d(nn.Module):
     def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:
         batch, tokens, _ = x.shape
         if tokens != grid.tokens:
-            raise ValueError(
+            raise UserError(
                 f"x has {tokens} tokens and {grid} has {grid.tokens}; give the grid of these tokens"
             )
         return (
@@ -221,7 +222,7 @@ def head_width(dim: int, heads: int) -> int:
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
     near = sorted(sorted(divisors, key=lambda n: (abs(n - heads), -n))[:3])
     if not near:
-        raise ValueError(f"dim={dim} is no width; use a positive dim")
+        raise UserError(f"dim={dim} is no width; use a positive dim")
     *others, last = map(str, near)
     choice = f"{', '.join(others)} or {last} heads" if others else "1 head"
-    raise ValueError(f"dim={dim} does not split over heads={heads}; use {choice}")
+    raise UserError(f"dim={dim} does not split over heads={heads}; use {choice}")

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.errors import UserError
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -20,7 +22,7 @@ class Grid:
 
     def __post_init__(self):
         if self.rows < 1 or self.cols < 1 or self.prefix < 0:
-            raise ValueError(
+            raise UserError(
                 f"Grid(rows={self.rows}, cols={self.cols}, prefix={self.prefix}) is empty; "
                 "use at least one row and one column, and no negative prefix"
             )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.attention.backends import without_autocast
-from vitrail.attention.requests import attention_layers
+from vitrail.attention.selection.requests import attention_layers
+from vitrail.errors import UserError
 
 
 @torch.no_grad()
@@ -26,14 +27,14 @@ def attention_maps(
     (B, h, 1, area). Rows add up to 1, and to 0 where a token may see nothing. They come from the
     layer's own q and k by the reference formula. layers: names of some, None for all. The model is
     left as it was, drawing no random number. All maps are held at once: 4 B h N² bytes a layer.
-    Raises ValueError for a name that no layer has.
+    Raises UserError for a name that no layer has.
     """
     present = attention_layers(model)
     wanted = list(present) if layers is None else layers
     for name in wanted:
         if name not in present:
             near = get_close_matches(name, present, n=3, cutoff=0) or ["none"]
-            raise ValueError(f"layer {name} has no attention; there are {', '.join(near)}")
+            raise UserError(f"layer {name} has no attention; there are {', '.join(near)}")
     maps: dict[str, Tensor] = {}
 
     def keep(name: str, layer: nn.Module, args: tuple, options: dict, _: Tensor) -> None:
@@ -68,7 +69,7 @@ def rollout(maps: Iterable[Tensor]) -> Tensor:
         with without_autocast(layer.device.type):
             total = layer if total is None else layer @ total
     if total is None:
-        raise ValueError("rollout multiplies the maps of layers and has none; give at least one")
+        raise UserError("rollout multiplies the maps of layers and has none; give at least one")
     return total
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
+from vitrail.errors import UserError
 
 
 class Predicate(Protocol):
@@ -43,7 +44,7 @@ class Mask:
         # A float would be added to the scores, and a 3-D mask read as one mask a head.
         for name, tensor, axes in (("padding", self.padding, 2), ("allowed", self.allowed, 4)):
             if tensor is not None and (tensor.dtype != torch.bool or tensor.ndim != axes):
-                raise ValueError(
+                raise UserError(
                     f"Mask({name}=) is {tensor.dtype} of shape {tuple(tensor.shape)}; "
                     f"it must be torch.bool with {axes} axes, True = may be seen"
                 )
@@ -78,12 +79,12 @@ def token_padding(padding: Tensor | None, grid: Grid, batch: int) -> Tensor | No
     if padding is None:
         return None
     if padding.dtype != torch.bool:
-        raise ValueError(
+        raise UserError(
             f"padding has dtype {padding.dtype}; it must be torch.bool with True = real "
             "(a number mask becomes one by `padding.bool()`)"
         )
     if padding.shape not in ((batch, grid.rows, grid.cols), (batch, grid.area)):
-        raise ValueError(
+        raise UserError(
             f"padding has shape {tuple(padding.shape)}; for this batch it must be "
             f"({batch}, {grid.rows}, {grid.cols}) or ({batch}, {grid.area}), prefix tokens excluded"
         )
@@ -95,7 +96,7 @@ def attention_mask(mask: Tensor | None, batch: int, heads: int, tokens: int) -> 
     if mask is None:
         return None
     if mask.dtype != torch.bool:
-        raise ValueError(
+        raise UserError(
             f"mask has dtype {mask.dtype}; it must be torch.bool with True = may be seen "
             "(0/1 numbers become one by `mask.bool()`; numbers to add to the scores go into bias=)"
         )
@@ -107,7 +108,7 @@ def attention_bias(bias: Tensor | None, batch: int, heads: int, tokens: int) -> 
     if bias is None:
         return None
     if not bias.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"bias has dtype {bias.dtype}; it must be a float tensor that is added to the scores "
             "(a bool tensor that hides keys goes into mask=)"
         )
@@ -118,7 +119,7 @@ def _square(tensor: Tensor, name: str, batch: int, heads: int, tokens: int) -> T
     # A 3-D (B, N, N) tensor with B == h would be read as one mask a head, silently: hence no 3-D.
     fits = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
     if tensor.shape[-2:] != (tokens, tokens) or not (tensor.ndim == 2 or fits):
-        raise ValueError(
+        raise UserError(
             f"{name} has shape {tuple(tensor.shape)}; use ({tokens}, {tokens}) for all, or "
             f"(1|{batch}, 1|{heads}, {tokens}, {tokens}) with the batch and head axes spelled out"
         )

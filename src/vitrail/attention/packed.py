@@ -13,6 +13,7 @@ from vitrail.attention import backends
 from vitrail.attention.attention import attend
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.mask import Mask
+from vitrail.errors import UserError
 
 
 def attend_packed(
@@ -37,7 +38,7 @@ def attend_packed(
     is called without reading cu_seqlens, which is then trusted; otherwise the host reads it, and
     waits for a GPU.
 
-    Raises ValueError for lengths that do not fit, and `backends.Refused` as `attend` does.
+    Raises UserError for lengths that do not fit, and `backends.Refused` as `attend` does.
     """
     _check(q, k, v, cu_seqlens)
     kernel = backends.load(backend) if isinstance(backend, str) else backend
@@ -89,12 +90,12 @@ def _by_length(q: Tensor, k: Tensor, v: Tensor, begins: list[int], **options) ->
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
     shapes = [tuple(tensor.shape) for tensor in (q, k, v)]
     if any(len(shape) != 3 or shape[:2] != shapes[0][:2] for shape in shapes):
-        raise ValueError(
+        raise UserError(
             f"q, k and v have shapes {', '.join(map(str, shapes))}; packed tokens are "
             "(total, heads, width), as many and with as many heads in each"
         )
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1:
-        raise ValueError(
+        raise UserError(
             f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; it must be "
             "torch.int32 or torch.int64 of shape (samples + 1,)"
         )
@@ -103,25 +104,25 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
 def _longest(begins: list[int], total: int, told: int | None) -> int:
     """Tokens of the longest sample, or as many as told; ValueError where begins do not fit."""
     if not begins or begins[0] != 0:
-        raise ValueError(
+        raise UserError(
             f"cu_seqlens starts with {begins[:1]}; it must start with 0, where the first sample "
             "begins (lengths become begins by `F.pad(lengths.cumsum(0), (1, 0))`)"
         )
     lengths = [end - begin for begin, end in pairwise(begins)]
     for number, length in enumerate(lengths):
         if length < 0:
-            raise ValueError(
+            raise UserError(
                 f"cu_seqlens falls from {begins[number]} to {begins[number + 1]} at sample "
                 f"{number}; a sample begins where the one before it ends, so it must never fall"
             )
     if begins[-1] != total:
-        raise ValueError(
+        raise UserError(
             f"cu_seqlens ends with {begins[-1]} and there are {total} tokens; it must end with "
             "their number"
         )
     longest = max(lengths, default=0)
     if told is not None and told < longest:
-        raise ValueError(
+        raise UserError(
             f"max_seqlen={told} is less than the longest sample's {longest} tokens; give as many, "
             "or leave it out"
         )

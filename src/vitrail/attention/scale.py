@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from vitrail.errors import UserError
+
 LEARNED = "learned"
 LARGEST = 100.0
 
@@ -25,7 +27,7 @@ def kernel_scale(scale: float | str | None, width: int) -> float:
         return 1.0
     number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not number or not 0 < scale < math.inf:
-        raise ValueError(
+        raise UserError(
             f"scale={scale} is neither a number above 0 nor `{LEARNED}`; use one of them, or null "
             f"for head width ** -0.5, which is {width**-0.5:g} here"
         )

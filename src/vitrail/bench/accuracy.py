@@ -6,15 +6,16 @@ from itertools import product
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Refused
-from vitrail.attention.gate import FailedGate
+from vitrail.attention.selection.gate import FailedGate
+from vitrail.attention.selection.layers import LayerPlan
 from vitrail.bench.accuracy_findings import findings
 from vitrail.bench.evaluation import Answers, Evaluation
 from vitrail.bench.intervals import share_interval
 from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
 from vitrail.bench.one_device import check_one_device
 from vitrail.bench.seed_run import SeedRun
+from vitrail.errors import UserError
 from vitrail.run.assemble import Plan, check_seed
-from vitrail.run.layers import LayerPlan
 
 FIGURES = (
     "layers", "split", "images", "accuracy", "accuracy_low", "accuracy_high", "loss",
@@ -37,7 +38,7 @@ class AccuracyBench:
     val that the time to is told.
 
     A backend that cannot train or evaluate the model, or fails its gate, becomes a row with the
-    reason. Raises ValueError for what cannot be measured at all.
+    reason. Raises UserError for what cannot be measured at all.
     """
 
     context: Context
@@ -57,14 +58,14 @@ class AccuracyBench:
         for name in ("backends", "seeds"):
             values = getattr(self, name)
             if not values or len({*values}) < len(values):
-                raise ValueError(f"bench.{name}={values} must name one or more, each once")
+                raise UserError(f"bench.{name}={values} must name one or more, each once")
         for name in self.backends:
             if name not in backends.names():
                 backends.load(name)
         for seed in self.seeds:
             check_seed(seed)
         if not 0 < self.target <= 1:
-            raise ValueError(f"bench.target={self.target} is no accuracy; use above 0 and up to 1")
+            raise UserError(f"bench.target={self.target} is no accuracy; use above 0 and up to 1")
 
         Plan.asking(config, training=True).check_backend(self.backends[0])
 

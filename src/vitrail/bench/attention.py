@@ -9,12 +9,13 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from vitrail.attention import backends, tune
+from vitrail.attention import backends
 from vitrail.attention.backends import Refused
-from vitrail.attention.gate import FailedGate, Trial
 from vitrail.attention.patterns import Pattern
 from vitrail.attention.patterns.full import Full
-from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.attention.selection import tune
+from vitrail.attention.selection.gate import FailedGate, Trial
+from vitrail.attention.selection.stopwatch import Times, clock, interleave
 from vitrail.bench.attention_call import AttentionCall
 from vitrail.bench.attention_findings import findings
 from vitrail.bench.attention_member import Member, admit
@@ -23,6 +24,7 @@ from vitrail.bench.matmul_peak import matmul_peak
 from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
 from vitrail.bench.rounds import LEAST, check_rounds
 from vitrail.bench.shapes import Shape
+from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.run.assemble import AUTO, build_network, device_of
 
@@ -76,14 +78,14 @@ class AttentionBench:
     def __post_init__(self):
         for name in ("backends", "shapes", "dtypes", "masks", "patterns"):
             if getattr(self, name) is not None and not getattr(self, name):
-                raise ValueError(f"bench.{name}=[] leaves nothing to measure; name one")
+                raise UserError(f"bench.{name}=[] leaves nothing to measure; name one")
         for name, known in {"dtypes": DTYPES, "masks": MASKS}.items():
             for value in getattr(self, name):
                 if value not in known:
-                    raise ValueError(f"bench.{name} has {value}; use {', '.join(known)}")
+                    raise UserError(f"bench.{name} has {value}; use {', '.join(known)}")
         check_rounds(self.rounds, self.seconds)
         if self.context.config.compile == AUTO:
-            raise ValueError(
+            raise UserError(
                 "compile=auto is for a training; bench=attention takes compile=true or "
                 "compile=false"
             )
@@ -125,7 +127,7 @@ class AttentionBench:
             self._all_shapes(), self.dtypes, self.masks, self._all_patterns()
         ):
             if pattern != Full() and not shape.has_map:
-                raise ValueError(
+                raise UserError(
                     f"{pattern} needs a map, and bench.shapes has {shape.grid.tokens} tokens "
                     "without one; write them as [rows, cols]"
                 )
@@ -210,7 +212,7 @@ def _shape_of_model(config: DictConfig) -> Shape:
     with torch.device("meta"):
         network = build_network(config, config.model.num_classes or 1, pretrained=False)
     if not isinstance(network, ViT):
-        raise ValueError(
+        raise UserError(
             f"bench.shapes=null takes the model's, and {type(network).__name__} brings its own "
             "attention; use a vit model, or name shapes as [[batch, heads, tokens, head width]]"
         )

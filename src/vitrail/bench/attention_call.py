@@ -11,7 +11,7 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request, compute_capability
 from vitrail.attention.patterns import Call, Pattern, Placed
 from vitrail.attention.patterns.full import Full
-from vitrail.attention.sample import Sample
+from vitrail.attention.selection.sample import Sample
 from vitrail.bench.compiled import Compiled
 from vitrail.bench.shapes import Shape
 

@@ -10,8 +10,8 @@ import torch.compiler.config
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Refused, Request
-from vitrail.attention.gate import Distance, FailedGate, Trial
-from vitrail.attention.sample import Sample
+from vitrail.attention.selection.gate import Distance, FailedGate, Trial
+from vitrail.attention.selection.sample import Sample
 from vitrail.bench.attention_call import AttentionCall, function_of
 from vitrail.bench.compiled import Compiled
 from vitrail.bench.memory import peak_mib

@@ -9,7 +9,7 @@ from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
 from vitrail.attention.backends import Backend, Request
-from vitrail.attention.requests import attention_layers
+from vitrail.attention.selection.requests import attention_layers
 from vitrail.tracking.kernel_watch import quiet_profile
 
 # Our calls, and timm's, which know of no backend.

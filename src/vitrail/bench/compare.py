@@ -12,6 +12,7 @@ from vitrail.bench.measurement import Row, Value
 from vitrail.bench.outcome import command, leave
 from vitrail.bench.report import Page, Table, differing, machine
 from vitrail.bench.values import is_number, written
+from vitrail.errors import UserError
 
 HOW = ("rounds", "steps", "images")  # of a measurement, and no figure of what was measured
 SAME, LOWER, HIGHER, UNKNOWN = "no difference", "lower in B", "higher in B", "no band"
@@ -30,16 +31,16 @@ class Kept:
 
     @classmethod
     def read(cls, folder: str, letter: str) -> "Kept":
-        """Raises ValueError where the folder holds no finished measurement."""
+        """Raises UserError where the folder holds no finished measurement."""
         path = Path(folder).expanduser() / "results.json"
         if not path.is_file():
-            raise ValueError(
+            raise UserError(
                 f"compare: there is no {path}; name folders of measurements that are finished"
             )
         content = json.loads(path.read_text(encoding="utf-8"))
         parts = ("bench", "environment", "config", "keys", "rows")
         if missing := [part for part in parts if part not in content]:
-            raise ValueError(f"compare: {path} lacks {missing[0]}; measure it again")
+            raise UserError(f"compare: {path} lacks {missing[0]}; measure it again")
         name = f"{letter} {Path(folder).expanduser().resolve().name}"
         return cls(name, *(content[part] for part in parts))
 
@@ -51,14 +52,14 @@ class Kept:
 def compare(folders: Sequence[str], run_dir: Path, overrides: Sequence[str]) -> None:
     """Set the results of two folders side by side, figure by figure, on a page in `run_dir`.
 
-    Rows are matched by the columns that say what was measured. Raises ValueError where there are
+    Rows are matched by the columns that say what was measured. Raises UserError where there are
     not two folders, one has no results, they are of two kinds, or no row has its like.
     """
     if isinstance(folders, str) or len(folders) != 2:
-        raise ValueError(f"compare={folders} does not name two folders; write compare=A,B")
+        raise UserError(f"compare={folders} does not name two folders; write compare=A,B")
     a, b = (Kept.read(str(folder), letter) for folder, letter in zip(folders, "AB", strict=True))
     if (a.bench, a.keys) != (b.bench, b.keys):
-        raise ValueError(
+        raise UserError(
             f"compare: {folders[0]} holds a measurement of {a.bench} and {folders[1]} one of "
             f"{b.bench}; name two of one kind"
         )
@@ -66,7 +67,7 @@ def compare(folders: Sequence[str], run_dir: Path, overrides: Sequence[str]) -> 
     keys = [key for key in a.keys if key not in apart]
     rows = side_by_side(a, b, keys)
     if not rows:
-        raise ValueError(
+        raise UserError(
             f"compare: no row of {folders[0]} has its like in {folders[1]}; measure the same "
             f"{', '.join(keys)} in both"
         )

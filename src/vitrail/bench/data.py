@@ -9,13 +9,14 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.attention.selection.stopwatch import Times, clock, interleave
 from vitrail.bench.choices import choice
 from vitrail.bench.data_findings import findings
 from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
 from vitrail.bench.pipelines import Epochs, NoPipeline, Pipelines
 from vitrail.bench.rounds import LEAST, check_rounds
 from vitrail.data.augment import UNCHANGED, Augment
+from vitrail.errors import UserError
 
 OWN = "own"
 KNOBS = ("scale", "auto", "crop_padding", "padding_mode", "flip", "erase")
@@ -41,7 +42,7 @@ class DataBench:
     many have passed, though not before the third. read: see `interleave`.
 
     The pipelines are vitrail's with a cache, vitrail's without one, and torchvision's, all on the
-    same training images; one that does not exist is a row with the reason. Raises ValueError for
+    same training images; one that does not exist is a row with the reason. Raises UserError for
     what cannot be measured at all.
     """
 
@@ -61,9 +62,9 @@ class DataBench:
     def __post_init__(self):
         for name in ("datasets", "augments", "workers"):
             if getattr(self, name) is not None and not getattr(self, name):
-                raise ValueError(f"bench.{name}=[] leaves nothing to measure; name one")
+                raise UserError(f"bench.{name}=[] leaves nothing to measure; name one")
         if min(self.workers) < 0:
-            raise ValueError(f"bench.workers={list(self.workers)} has fewer than 0; use 0 or more")
+            raise UserError(f"bench.workers={list(self.workers)} has fewer than 0; use 0 or more")
         check_rounds(self.rounds, self.seconds)
         self.cells()  # finds what else cannot be measured before anything is
 
@@ -130,13 +131,13 @@ class DataBench:
         if name == OWN:
             return instantiate(node.augment)
         if name not in self.recipes:
-            raise ValueError(
+            raise UserError(
                 f"bench.augments has {name}; use {', '.join((OWN, *self.recipes))}, or add it to "
                 "bench.recipes"
             )
         off = {knob: getattr(UNCHANGED, knob) for knob in KNOBS}
         if strange := sorted(self.recipes[name].keys() - off.keys()):
-            raise ValueError(
+            raise UserError(
                 f"bench.recipes.{name} has {', '.join(strange)}; its knobs are {', '.join(KNOBS)}"
             )
         return Augment(**off | self.recipes[name])

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from vitrail.attention.selection.layers import LayerPlan, equip
 from vitrail.bench.bare_loop import Batch, infer
 from vitrail.bench.proved import proved, refusal
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_network, device_of
-from vitrail.run.layers import LayerPlan, equip
 from vitrail.training.arithmetic import Arithmetic
 
 

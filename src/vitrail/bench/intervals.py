@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import atan, comb, cos, pi, sin, sqrt
 from statistics import NormalDist, fmean, median, stdev
 
+from vitrail.errors import UserError
+
 CONFIDENCE = 0.95
 
 
@@ -32,7 +34,7 @@ def mean_interval(
     closer together by chance than it allows, and then it speaks in their place.
     """
     if len(values) < 2:
-        raise ValueError(f"{len(values)} values show no spread; give 2 or more")
+        raise UserError(f"{len(values)} values show no spread; give 2 or more")
     mean, count = fmean(values), len(values)
     beyond = (1 - confidence) / 2
     half = max(
@@ -45,7 +47,7 @@ def mean_interval(
 def share_interval(right: int, count: int, *, confidence: float = CONFIDENCE) -> Interval:
     """A share of successes among `count` trials; the score interval of Wilson (1927)."""
     if not 0 <= right <= count or count < 1:
-        raise ValueError(f"{right} of {count} is no share; give counts from 0 to 1 or more")
+        raise UserError(f"{right} of {count} is no share; give counts from 0 to 1 or more")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share = right / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
@@ -65,7 +67,7 @@ def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) 
     while 2 * _at_most(rank, count) <= 1 - confidence:
         rank += 1
     if rank == 0:
-        raise ValueError(f"{count} values bound no median at {confidence:.0%}; give 6 or more")
+        raise UserError(f"{count} values bound no median at {confidence:.0%}; give 6 or more")
     return Interval(median(values), ordered[rank - 1], ordered[-rank])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 
-from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.attention.selection.stopwatch import Times, clock, interleave
 from vitrail.bench.bare_loop import Batch
 from vitrail.run.around_steps import around_steps
 from vitrail.run.assemble import Plan, build_trainer

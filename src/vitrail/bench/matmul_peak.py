@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from vitrail.attention.stopwatch import clock, interleave
+from vitrail.attention.selection.stopwatch import clock, interleave
 
 SIDES = {"cpu": 1024}  # of square matrices that keep a CPU busy
 SIDE = 8192  # and anything else

@@ -13,6 +13,7 @@ from vitrail.bench.report import Page, Table, machine
 from vitrail.bench.results import CELLS, LOGGER, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
+from vitrail.errors import UserError
 from vitrail.run.assemble import build_loggers, read_switches
 from vitrail.run.next_command import next_command
 from vitrail.run.quiet import quiet
@@ -27,13 +28,13 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
     """Run the measurement of `config.bench`, or go on with the one that the folder holds.
 
     overrides: as typed. Where `into` is all that they say, the folder brings its own config.
-    Raises ValueError where the folder holds something else, or nothing could be measured.
+    Raises UserError where the folder holds something else, or nothing could be measured.
     """
     quiet()
     config = _continued(config, folder, overrides)
     read_switches(config)
     if config.ckpt_path is not None:
-        raise ValueError(
+        raise UserError(
             f"ckpt_path={config.ckpt_path} has no use here: what is measured begins from its own "
             "weights; leave it out, or evaluate it with eval.py"
         )
@@ -56,9 +57,7 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
         print(f"stopped; go on with: {next_command('bench', into=folder)}")
         raise
     if not results.rows:
-        raise ValueError(
-            f"bench={results.subject.bench} leaves nothing to measure; name more of it"
-        )
+        raise UserError(f"bench={results.subject.bench} leaves nothing to measure; name more of it")
     _publish(recipes, folder, measurement, results)
 
 
@@ -117,7 +116,7 @@ def _continued(config: DictConfig, folder: Path, overrides: Sequence[str]) -> Di
     asked = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     settings = settings_in(folder)
     if config.into is not None and settings is None:
-        raise ValueError(
+        raise UserError(
             f"into={config.into} holds no measurement to go on with; name a folder that has {CELLS}"
         )
     if config.into is None or not asked <= {*ASIDE}:

@@ -18,9 +18,10 @@ from vitrail.data.module import ImageData
 from vitrail.data.order import Order
 from vitrail.data.resize import CenterCrop, FitInside
 from vitrail.data.scan import look_at_all
+from vitrail.errors import UserError
 
 
-class NoPipeline(ValueError):
+class NoPipeline(UserError):
     """A pipeline does not exist for these images, or is another one; the message says why."""
 
 
@@ -40,7 +41,7 @@ class Pipelines:
     def of(cls, node: DictConfig, most: int) -> "Pipelines":
         """Those of a config of data, over `most` images at most, which are read now.
 
-        Raises ValueError where the images fill no batch.
+        Raises UserError where the images fill no batch.
         """
         data: ImageData = instantiate(node, cache=False, check=None, workers=0, _convert_="all")
         data.prepare_data()
@@ -53,7 +54,7 @@ class Pipelines:
             images = images[torch.tensor(readable, dtype=torch.int64)]
         whole = len(images) // data.batch_size * data.batch_size
         if not whole:
-            raise ValueError(
+            raise UserError(
                 f"data.batch_size={data.batch_size} is more than the {len(images)} training images "
                 "that are measured; use a smaller one, or more of bench.images"
             )

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from vitrail.attention.backends import AUTO
-from vitrail.attention.gate import FailedGate
+from vitrail.attention.selection.gate import FailedGate
+from vitrail.attention.selection.layers import LayerPlan, Rules, plan_layers
 from vitrail.run.assemble import Plan
 from vitrail.run.backend_table import against
-from vitrail.run.layers import LayerPlan, Rules, plan_layers
 
 
 def proved(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bench.measurement import Row
+from vitrail.errors import UserError
 from vitrail.run.next_command import shown
 from vitrail.tracking.atomic import naming, write_json, write_text
 
@@ -40,7 +41,7 @@ class Results:
 
     cells.jsonl holds the subject in its first line and a finished cell in each further one. Lines
     are appended, so a kill can cut short only the last: what lacks its line end is dropped.
-    Raises ValueError where the folder holds another subject, and OSError when it cannot be written.
+    Raises UserError where the folder holds another subject, and OSError when it cannot be written.
     """
 
     def __init__(self, folder: Path, subject: Subject):
@@ -72,13 +73,13 @@ class Results:
         """Keep the rows of a finished cell on disk; returns them as they are kept.
 
         A figure that is not finite becomes None with a reason: neither JSON nor a chart has it.
-        Raises ValueError for rows with other columns than those before.
+        Raises UserError for rows with other columns than those before.
         """
         columns = list(next(iter([*self.rows, *rows]), {}))
         for row in rows:
             if list(row) != columns:
                 strange = sorted({*row} ^ {*columns}) or "their order"
-                raise ValueError(f"rows of {key} differ from those before in columns: {strange}")
+                raise UserError(f"rows of {key} differ from those before in columns: {strange}")
         kept = [finite(row) for row in rows]
         self._append({"cell": key, "rows": kept})
         self._rows[key] = kept
@@ -141,7 +142,7 @@ def finite(row: Row) -> Row:
 def check(folder: Path, asked: Subject) -> Subject | None:
     """What a folder was measured as, None where it holds nothing yet.
 
-    Raises ValueError with the first thing that makes another subject of it than what is asked for.
+    Raises UserError with the first thing that makes another subject of it than what is asked for.
     """
     lines = _lines(folder / CELLS)
     if not lines:
@@ -149,7 +150,7 @@ def check(folder: Path, asked: Subject) -> Subject | None:
     kept, place = Subject(**lines[0]), shown(folder)
     elsewhere = "start a new folder, and set the two side by side with compare="
     if kept.bench != asked.bench:
-        raise ValueError(
+        raise UserError(
             f"{place} holds a measurement of {kept.bench} and this is one of {asked.bench}; "
             "start it in a folder of its own"
         )
@@ -157,13 +158,13 @@ def check(folder: Path, asked: Subject) -> Subject | None:
     settings = ({**one.settings, LOGGER: None} for one in (kept, asked))
     if changed := differences(*settings):
         key, (before, now) = next(iter(changed.items()))
-        raise ValueError(
+        raise UserError(
             f"{place} was measured with {key}={before} and this asks for {key}={now}; "
             f"leave it as it was, or {elsewhere}"
         )
     if changed := differences(kept.environment, asked.environment):
         key, (before, now) = next(iter(changed.items()))
-        raise ValueError(
+        raise UserError(
             f"{place} was measured where {key} is {before} and here it is {now}; {elsewhere}"
         )
     return kept
@@ -180,7 +181,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             lines.append(json.loads(line))
         except ValueError:
             mend = "delete it, and its cell is measured again" if lines else "start a new folder"
-            raise ValueError(f"line {number} of {path} is damaged; {mend}") from None
+            raise UserError(f"line {number} of {path} is damaged; {mend}") from None
     return lines
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitrail.attention import Grid
+from vitrail.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Shape:
     def read(cls, given: Sequence[int | Sequence[int]]) -> "Shape":
         """[batch, heads, tokens, width], whose tokens may be [rows, cols] or [rows, cols, prefix].
 
-        Raises ValueError for anything else.
+        Raises UserError for anything else.
         """
         match given:
             case [int(), int(), int(tokens), int()]:
@@ -29,7 +30,7 @@ class Shape:
             case _:
                 sizes = [0]
         if min(sizes) < 1:
-            raise ValueError(
+            raise UserError(
                 f"bench.shapes has {given}; a shape is [batch, heads, tokens, head width], "
                 "and tokens may be a map, [rows, cols] or [rows, cols, prefix]"
             )

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 
 from vitrail.attention import backends
 from vitrail.attention.backends import AUTO
-from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.attention.selection.layers import LayerPlan
+from vitrail.attention.selection.stopwatch import Times, clock, interleave
 from vitrail.bench.bare_loop import equip
 from vitrail.bench.intervals import Interval, median_interval
 from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
@@ -29,7 +30,7 @@ from vitrail.bench.step_members import (
     members_of,
     only,
 )
-from vitrail.run.layers import LayerPlan
+from vitrail.errors import UserError
 
 TRAINING, INFERENCE = "training", "inference"
 LEAST_ROUNDS = 6  # that bound a median, see `median_interval`
@@ -50,7 +51,7 @@ class StepBench:
     read: the clock, see `interleave`.
 
     A backend that cannot serve the model, fails its gate, or finds too little memory becomes a row
-    with the reason. Raises ValueError for what cannot be measured at all.
+    with the reason. Raises UserError for what cannot be measured at all.
     """
 
     context: Context
@@ -69,14 +70,14 @@ class StepBench:
     def __post_init__(self):
         check_one_device(self.context.config)
         if self.rounds < LEAST_ROUNDS:
-            raise ValueError(
+            raise UserError(
                 f"bench.rounds={self.rounds} bounds no median; use {LEAST_ROUNDS} or more"
             )
         for name in ("steps", "seconds"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"bench.{name}={getattr(self, name)} measures nothing; use 1")
+                raise UserError(f"bench.{name}={getattr(self, name)} measures nothing; use 1")
         if self.backends is not None and not self.backends:
-            raise ValueError("bench.backends=[] leaves nothing to measure; name one")
+            raise UserError("bench.backends=[] leaves nothing to measure; name one")
         for name in (self.context.config.backend, *(self.backends or ())):
             if name not in backends.names():
                 backends.load(name)
@@ -151,7 +152,7 @@ class StepBench:
         asked = dict.fromkeys((self.backends or backends.names()) if layers else ())
         members, refused = members_of(setting, {**asked, own: chosen(layers)})
         if own in refused:
-            raise ValueError(f"the config's own step cannot be computed: {refused[own]}")
+            raise UserError(f"the config's own step cannot be computed: {refused[own]}")
         if self.context.config.compile:
             try:
                 members[COMPILED] = compiled(setting, chosen(layers))

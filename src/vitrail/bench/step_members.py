@@ -9,8 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from vitrail.attention.backends import AUTO
-from vitrail.attention.requests import attention_layers
-from vitrail.attention.stopwatch import clock
+from vitrail.attention.selection.layers import LayerPlan
+from vitrail.attention.selection.requests import attention_layers
+from vitrail.attention.selection.stopwatch import clock
 from vitrail.bench.attention_share import attention_share
 from vitrail.bench.bare_loop import (
     Batch,
@@ -26,10 +27,10 @@ from vitrail.bench.bare_loop import (
 from vitrail.bench.memory import MIB, peak_mib
 from vitrail.bench.proved import proved, refusal
 from vitrail.bench.timm_twin import twin
+from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
 from vitrail.run.assemble import Plan, build_classifier, build_network, device_of
-from vitrail.run.layers import LayerPlan
 from vitrail.training.arithmetic import Arithmetic
 from vitrail.training.classifier import Classifier
 
@@ -41,7 +42,7 @@ class Setting:
     """What the members of one mode share: model, batch and recipe, and where they compute.
 
     config: the command's. training: whole steps, or inference. total_steps: of the schedule.
-    Raises ValueError for what clashes in the config.
+    Raises UserError for what clashes in the config.
     """
 
     def __init__(self, config: DictConfig, *, training: bool, total_steps: int):
@@ -224,9 +225,9 @@ def compiled(setting: Setting, layers: Mapping[str, str]) -> Member:
 
 def _timm(setting: Setting) -> Member:
     if not isinstance(setting.network, ViT):
-        raise ValueError("is the model itself, which brings its own attention")
+        raise UserError("is the model itself, which brings its own attention")
     if setting.batch.padding is not None:
-        raise ValueError("timm's VisionTransformer takes no padding; use data.resize=crop")
+        raise UserError("timm's VisionTransformer takes no padding; use data.resize=crop")
     config = OmegaConf.to_container(setting.config.model, resolve=True)
     network = twin(setting.network, config)
     return Member.of(Loop(network, setting), {}, _beyond(setting, network, {}))

@@ -13,6 +13,7 @@ from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions.learned import Learned
 from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.sincos import SinCos
+from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.conv_stem import ConvStem
 from vitrail.model.patch import PatchEmbed, pair, patch_grid
@@ -22,11 +23,11 @@ from vitrail.model.pool_stem import PoolStem
 def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
     """timm's VisionTransformer that computes what `network` computes, as timm would run it.
 
-    config: the plain config that the network was built from. Raises ValueError where timm has no
+    config: the plain config that the network was built from. Raises UserError where timm has no
     such model, with what it lacks.
     """
     if lacks := _lacks(network, config):
-        raise ValueError(f"timm's VisionTransformer has no {' and no '.join(lacks)}")
+        raise UserError(f"timm's VisionTransformer has no {' and no '.join(lacks)}")
     position, stem = network.position, type(network.patch_embed)
     model = VisionTransformer(
         img_size=tuple(pair(config["image_size"])),

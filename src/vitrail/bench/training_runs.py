@@ -17,6 +17,7 @@ from vitrail.bench.outcome import command, leave
 from vitrail.bench.report import Page, Table, differing
 from vitrail.bench.results import finite
 from vitrail.bench.values import written
+from vitrail.errors import UserError
 
 SPEED, TIME = "train/images_per_second", "train/seconds"
 FIRST = ("train/loss", "val/loss", "val/acc", SPEED)  # of the charts
@@ -60,12 +61,12 @@ class Run:
 def show(patterns: str | Sequence[str], run_dir: Path, overrides: Sequence[str]) -> None:
     """Collect the training runs in folders like `patterns`, sweeps too, on a page in `run_dir`.
 
-    Raises ValueError where there is none.
+    Raises UserError where there is none.
     """
     patterns = [patterns] if isinstance(patterns, str) else [*patterns]
     folders = find(patterns)
     if not folders:
-        raise ValueError(
+        raise UserError(
             f"runs={','.join(patterns)} leads to no training run; name folders that train.py "
             "wrote, or one above them"
         )

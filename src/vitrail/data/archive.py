@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torchvision.datasets.utils import check_integrity, download_url
 
+from vitrail.errors import UserError
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -50,19 +52,19 @@ class Archive:
         Raises:
             FileNotFoundError: there is no archive and none may be downloaded.
             ConnectionError: it cannot be downloaded.
-            ValueError: it is not the published one, or the folder is there but incomplete.
+            UserError: it is not the published one, or the folder is there but incomplete.
         """
         unpacked, archive = root / self.folder, root / self.name
         if (unpacked / self.mark).exists() or (root / self.mark).exists():
             return
         if unpacked.exists():
-            raise ValueError(f"{unpacked} lacks {self.mark}; remove that folder to unpack it again")
+            raise UserError(f"{unpacked} lacks {self.mark}; remove that folder to unpack it again")
         if download:
             self._download(root)
         elif not archive.exists():
             self.find(root)
         if not check_integrity(archive, self.md5):
-            raise ValueError(
+            raise UserError(
                 f"{archive} is damaged or another file: its md5 is not {self.md5}; "
                 "remove it and try again"
             )

@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from vitrail.data.draws import Draws
 from vitrail.data.resize import RandomResizedCrop
+from vitrail.errors import UserError
 
 ALTERNATE = "alternate"
 _PADDING_MODES = ("constant", "reflect")
@@ -34,7 +35,7 @@ class Augment:
         erase: share of the images of which a random box turns to the mean colour.
 
     Raises:
-        ValueError: a value outside its range.
+        UserError: a value outside its range.
     """
 
     def __init__(
@@ -48,21 +49,21 @@ class Augment:
         erase: float,
     ) -> None:
         if scale is not None and not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
-            raise ValueError(
+            raise UserError(
                 f"augment.scale={list(scale)} is no range of shares; use one like [0.08, 1]"
             )
         if auto is not None and auto not in _POLICIES:
-            raise ValueError(f"augment.auto={auto} is unknown; use null, {' or '.join(_POLICIES)}")
+            raise UserError(f"augment.auto={auto} is unknown; use null, {' or '.join(_POLICIES)}")
         if crop_padding is not None and crop_padding < 0:
-            raise ValueError(f"augment.crop_padding={crop_padding} must be 0 or more pixels")
+            raise UserError(f"augment.crop_padding={crop_padding} must be 0 or more pixels")
         if padding_mode not in _PADDING_MODES:
-            raise ValueError(
+            raise UserError(
                 f"augment.padding_mode={padding_mode} is unknown; use {' or '.join(_PADDING_MODES)}"
             )
         if flip not in (True, False, ALTERNATE):
-            raise ValueError(f"augment.flip={flip} is unknown; use true, false or {ALTERNATE}")
+            raise UserError(f"augment.flip={flip} is unknown; use true, false or {ALTERNATE}")
         if not 0 <= erase <= 1:
-            raise ValueError(f"augment.erase={erase} must be a share of the images, from 0 to 1")
+            raise UserError(f"augment.erase={erase} must be a share of the images, from 0 to 1")
         self.scale = None if scale is None else tuple(scale)
         self.auto, self.flip, self.erase = auto, flip, erase
         self.crop_padding, self.padding_mode = crop_padding, padding_mode

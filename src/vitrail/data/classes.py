@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.images import Images, Splits
+from vitrail.errors import UserError
 
 
 def read_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -14,7 +15,7 @@ def read_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | 
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a name comes twice, or there is none.
+        UserError: a name comes twice, or there is none.
     """
     if classes is None:
         return None
@@ -28,10 +29,10 @@ def read_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | 
     else:
         names = [str(name) for name in classes]  # YAML reads the name of a folder 0 as a number
     if not names:
-        raise ValueError(f"data.classes={classes} names no class")
+        raise UserError(f"data.classes={classes} names no class")
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"data.classes names {some(twice)} twice; give every class once")
+        raise UserError(f"data.classes names {some(twice)} twice; give every class once")
     return tuple(names)
 
 
@@ -52,14 +53,14 @@ def renumber(
         place: of the dataset, for messages.
 
     Raises:
-        ValueError: `wanted` names a class that the dataset lacks, or the dataset has one that the
+        UserError: `wanted` names a class that the dataset lacks, or the dataset has one that the
             model lacks.
     """
     present = splits.classes
     if known is None:
         missing = sorted(set(wanted or ()) - set(present))
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"data.classes names {some(missing)}, not among the {len(present)} classes of "
                 f"{place}: {some(present)}"
             )
@@ -70,7 +71,7 @@ def renumber(
         used = set(present) if wanted is None else set(present) & set(wanted)
         unknown = sorted(used - set(known))
         if unknown:
-            raise ValueError(
+            raise UserError(
                 f"{place} has {some(unknown)}, not among the {len(known)} classes of the model: "
                 f"{some(known)}; leave them out with data.classes=[…]"
             )

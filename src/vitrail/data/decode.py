@@ -20,6 +20,8 @@ from torch import Tensor
 from torchcodec.decoders import decode_jpeg
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from vitrail.errors import UserError
+
 # What Pillow lets through for damaged files of one format or another.
 _DAMAGE = (
     OSError,
@@ -35,7 +37,7 @@ _DAMAGE = (
 _ENDS = ((b"\xff\xd8\xff", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB\x60\x82"))
 
 
-class UnreadableImage(ValueError):
+class UnreadableImage(UserError):
     """A file that is damaged, or no image at all. The message is its full path and the reason."""
 
     @classmethod
@@ -86,7 +88,7 @@ def look_at(path: str) -> None:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any colour mode as RGB, by the rule above. Raises `ValueError` for floating-point pixels."""
     if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers whose white is unknown")
+        raise UserError("its pixels are floating-point numbers whose white is unknown")
     if image.mode.startswith("I"):
         upper = np.asarray(image).clip(0, 2**16 - 1) >> 8
         return Image.fromarray(upper.astype(np.uint8)).convert("RGB")

@@ -19,6 +19,7 @@ from vitrail.data.order import Order, process_and_count
 from vitrail.data.resize import CenterCrop, FitInside
 from vitrail.data.scan import look_at_all
 from vitrail.data.split import hold_out
+from vitrail.errors import UserError
 
 _log = logging.getLogger(__name__)
 _say, _warn = rank_zero_only(_log.info), rank_zero_only(_log.warning)
@@ -59,7 +60,7 @@ class ImageData(pl.LightningDataModule):
         evaluated_split: what Lightning's test loop reads; "test" unless somebody says otherwise.
 
     Raises:
-        ValueError: a value outside its range.
+        UserError: a value outside its range.
     """
 
     def __init__(
@@ -84,21 +85,21 @@ class ImageData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         if resize not in _RESIZES:
-            raise ValueError(f"data.resize={resize} is unknown; use {' or '.join(_RESIZES)}")
+            raise UserError(f"data.resize={resize} is unknown; use {' or '.join(_RESIZES)}")
         if resize == "native" and (cache or augment.scale):
-            raise ValueError(
+            raise UserError(
                 "data.resize=native keeps images in shapes of their own, which neither a cache nor "
                 "a random resized crop has; set data.cache=false data.augment.scale=null"
             )
         if check not in ("refuse", "skip", None):
-            raise ValueError(f"data.check={check} is unknown; use refuse, skip or null")
+            raise UserError(f"data.check={check} is unknown; use refuse, skip or null")
         if workers != "auto" and not (isinstance(workers, int) and workers >= 0):
-            raise ValueError(f"data.workers={workers} must be a number from 0 on, or auto")
+            raise UserError(f"data.workers={workers} must be a number from 0 on, or auto")
         if not 0 <= val_fraction < 1:
-            raise ValueError(f"data.val_fraction={val_fraction} must be a share from 0 to below 1")
+            raise UserError(f"data.val_fraction={val_fraction} must be a share from 0 to below 1")
         for name, value in {"batch_size": batch_size, "pad_to": pad_to}.items():
             if value < 1:
-                raise ValueError(f"data.{name}={value} must be 1 or more")
+                raise UserError(f"data.{name}={value} must be 1 or more")
 
         self.root = None if root is None else Path(root).expanduser().absolute()
         self.dataset = dataset() if self.root is None else dataset(root=self.root)
@@ -177,10 +178,10 @@ class ImageData(pl.LightningDataModule):
                 alone. False gives every image once, in order, as in evaluation.
 
         Raises:
-            ValueError: this dataset has no such split.
+            UserError: this dataset has no such split.
         """
         if not self.has_split(split):
-            raise ValueError(
+            raise UserError(
                 f"split={split} is not in this dataset; it has {', '.join(self._list().images)}"
             )
         training = split == "train" if augment is None else augment
@@ -237,7 +238,7 @@ class ImageData(pl.LightningDataModule):
             )
             self._listed = Splits(found.classes, hold_out(found.images, self.val_fraction))
             if not self._listed.images:
-                raise ValueError(f"{place} has no images of the classes {some(found.classes)}")
+                raise UserError(f"{place} has no images of the classes {some(found.classes)}")
             self._tell(self._listed)
         return self._listed
 
@@ -261,7 +262,7 @@ class ImageData(pl.LightningDataModule):
         if split not in self._prepared:
             images, unreadable = self._decoded_or_checked(split)
             if unreadable and self.check != "skip":
-                raise ValueError(
+                raise UserError(
                     f"{len(unreadable)} images in {split} cannot be read: "
                     f"{some(unreadable.values())}; mend or remove them, or leave them out with "
                     "data.check=skip"
@@ -296,7 +297,7 @@ class ImageData(pl.LightningDataModule):
 def _height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(
+        raise UserError(
             f"data.image_size={image_size} is neither a side nor [height, width], in whole pixels"
         )
     return size
@@ -304,7 +305,7 @@ def _height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:
 
 def _three(name: str, values: Sequence[float]) -> tuple[float, ...]:
     if len(values) != 3 or (name == "std" and min(values) <= 0):
-        raise ValueError(
+        raise UserError(
             f"data.{name}={list(values)} must be three numbers, one a channel; std above 0"
         )
     return tuple(values)

@@ -6,6 +6,7 @@ import numpy as np
 import torch.distributed
 
 from vitrail.data.draws import permutation
+from vitrail.errors import UserError
 
 
 def process_and_count() -> tuple[int, int]:
@@ -36,14 +37,14 @@ class Order:
         start: the batch that it begins with.
 
     Raises:
-        ValueError: fewer images than processes.
+        UserError: fewer images than processes.
     """
 
     def __init__(
         self, count: int, *, batch_size: int, seed: int | None, rank: int, world: int
     ) -> None:
         if count < world:
-            raise ValueError(
+            raise UserError(
                 f"{count} images are too few for {world} processes; start {max(1, count)} or fewer"
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from vitrail.errors import UserError
+
 
 class ConvStem(nn.Module):
     """Images (B, 3, H, W) -> tokens (B, C, rows, cols) by overlapping 3x3 convolutions of stride 2.
@@ -36,7 +38,7 @@ def halvings(stem: str, patch_size: tuple[int, int]) -> int:
     """How often an image is halved; ValueError for a patch that halving does not give."""
     count = patch_size[0].bit_length() - 1
     if patch_size[0] != patch_size[1] or patch_size[0] != 2**count or count == 0:
-        raise ValueError(
+        raise UserError(
             f"stem={stem} halves the image, so patch_size={patch_size[0]}x{patch_size[1]} must "
             "be a square power of 2; use 2, 4, 8 or 16, or stem=patch"
         )

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
+from vitrail.errors import UserError
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -13,13 +14,13 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def patch_grid(image_size: tuple[int, int], patch_size: tuple[int, int], prefix: int = 0) -> Grid:
     """The grid of whole patches on an image, or ValueError with the nearest sizes that divide."""
     if min(patch_size) < 1:
-        raise ValueError(
+        raise UserError(
             f"patch_size={patch_size[0]}x{patch_size[1]} is empty; use 1 or more pixels"
         )
     for side, patch in zip(image_size, patch_size, strict=True):
         if side % patch or side < patch:
             below, above = side // patch * patch, (side // patch + 1) * patch
-            raise ValueError(
+            raise UserError(
                 f"image size {image_size[0]}x{image_size[1]} does not divide into patches of "
                 f"{patch_size[0]}x{patch_size[1]}: {side} is no multiple of {patch}; use "
                 + (f"{below} or {above}" if below else f"{above}")

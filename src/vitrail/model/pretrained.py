@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.positions.learned import resample_table
+from vitrail.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ def load_pretrained(model: nn.Module, source: str) -> None:
     """Load `source` into a ViT: a timm name, or the path of a state dict or vitrail checkpoint.
 
     The head stays fresh when the number of classes differs, and a position table of another grid is
-    resampled; both are logged in one line. Raises ValueError for any other difference, listing it.
+    resampled; both are logged in one line. Raises UserError for any other difference, listing it.
     """
     weights, old_grid = _read(source, model)
     adapted = []
@@ -50,7 +51,7 @@ def _read(source: str, model: nn.Module) -> tuple[dict[str, Tensor], Grid]:
         weights = _read_file(path)
         return weights, _grid_of(weights, model, source)
     if not timm.is_model(source):
-        raise ValueError(
+        raise UserError(
             f"pretrained={source} is neither a file nor a timm model; "
             "use a path that exists or a name of timm.list_models('vit*')"
         )
@@ -62,7 +63,7 @@ def _read(source: str, model: nn.Module) -> tuple[dict[str, Tensor], Grid]:
             "download its weights elsewhere and give the file as model.pretrained=PATH"
         ) from error
     if not isinstance(teacher, timm.models.VisionTransformer):
-        raise ValueError(
+        raise UserError(
             f"pretrained={source} is no VisionTransformer; use a name of timm.list_models('vit*')"
         )
     return teacher.state_dict(), Grid(*teacher.patch_embed.grid_size)
@@ -85,17 +86,17 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         EOFError,
         OSError,
     ) as error:
-        raise ValueError(
+        raise UserError(
             f"pretrained={path} cannot be read as weights ({type(error).__name__}); "
             "use a state dict written by torch.save, or a .safetensors file"
         ) from error
     if isinstance(content, dict):
         content = content.get("state_dict", content)
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ValueError(f"pretrained={path} holds no state dict; use a ViT's weights by name")
+        raise UserError(f"pretrained={path} holds no state dict; use a ViT's weights by name")
     weights = {name.removeprefix("network."): value for name, value in content.items()}
     if "patch_embed.proj.weight" not in weights:
-        raise ValueError(
+        raise UserError(
             f"pretrained={path} holds no ViT: it has no patch_embed.proj.weight; "
             "use a timm ViT's weights"
         )
@@ -112,7 +113,7 @@ def _grid_of(weights: dict[str, Tensor], model: nn.Module, source: str) -> Grid:
         return Grid(own.rows, own.cols)
     side = isqrt(max(area, 0))
     if side == 0 or side * side != area:
-        raise ValueError(
+        raise UserError(
             f"pretrained={source} has {area + own.prefix} position rows, which are not "
             f"{own.prefix} for prefix tokens and a square map; "
             "build the model for the grid and the tokens of the weights"
@@ -133,7 +134,7 @@ def _check_fit(model: nn.Module, weights: dict[str, Tensor], source: str) -> Non
     ]
     if misfits:
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
-        raise ValueError(
+        raise UserError(
             f"pretrained={source} does not fit this model: {'; '.join(misfits[:3])}{more}; "
             "choose the model size, patch size and tokens that the weights were trained with"
         )

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 import timm
 from torch import nn
 
+from vitrail.errors import UserError
 from vitrail.model.patch import pair, patch_grid
 
 
@@ -24,10 +25,10 @@ def create(
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; near it are {', '.join(near)}" if near else ""
-        raise ValueError(f"model.name={name} is no timm model{hint} (timm.list_models() lists all)")
+        raise UserError(f"model.name={name} is no timm model{hint} (timm.list_models() lists all)")
     arch, _, tag = name.partition(".")
     if tag and name not in (tagged := timm.list_models(f"{arch}.*", include_tags=True)):
-        raise ValueError(
+        raise UserError(
             f"model.name={name}: {arch} has no weights {tag}; there are {', '.join(tagged)}"
         )
     options = {"num_classes": num_classes, "pretrained": pretrained}
@@ -59,7 +60,7 @@ def _build(name: str, image_size: int | tuple[int, int], options: dict) -> nn.Mo
             "patch_size": "has no patches; use model.patch_size=null",
         }.items():
             if option in str(error):
-                raise ValueError(f"model.name={name} {message}") from error
+                raise UserError(f"model.name={name} {message}") from error
         # Convolutional models take images of any size and know no img_size.
         if "img_size" not in str(error):
             raise

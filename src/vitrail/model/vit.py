@@ -12,7 +12,8 @@ from vitrail.attention.patterns import Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.learned import Learned
-from vitrail.attention.requests import attention_layers
+from vitrail.attention.selection.requests import attention_layers
+from vitrail.errors import UserError
 from vitrail.model.block import MLPS, Block
 from vitrail.model.dropout import Dropout
 from vitrail.model.patch import pair, patch_grid
@@ -34,7 +35,7 @@ class ViT(nn.Module):
     drop_path grows linearly with depth up to the value given. stem: `patch`, `conv` or `pool`, see
     their classes. pretrained: a timm model's name or a file of weights to begin from, see
     `load_pretrained`. The state dict loads strictly into timm's `VisionTransformer` of the same
-    shape, and the reverse. Raises ValueError for sizes that do not divide and for parts that do not
+    shape, and the reverse. Raises UserError for sizes that do not divide and for parts that do not
     fit together.
     """
 
@@ -71,9 +72,9 @@ class ViT(nn.Module):
         _check_choice("mlp", mlp, MLPS)
         _check_choice("pool", pool, ("token", "avg", "map"))
         if registers < 0:
-            raise ValueError(f"registers={registers} is no number of tokens; use 0 or more")
+            raise UserError(f"registers={registers} is no number of tokens; use 0 or more")
         if pool == "token" and not class_token:
-            raise ValueError(
+            raise UserError(
                 "pool=token reads the class token and class_token=false; use pool=avg or pool=map"
             )
         self.dim, self.grad_checkpointing = dim, grad_checkpointing
@@ -186,7 +187,7 @@ def layer_patterns(plan: Pattern | Sequence[Pattern], depth: int) -> list[Patter
     """One pattern a block; a plan of several is repeated, ValueError when it does not come out."""
     plan = [plan] if isinstance(plan, Pattern) else list(plan)
     if not plan or depth % len(plan):
-        raise ValueError(
+        raise UserError(
             f"pattern is a plan of {len(plan)} blocks and depth={depth} is no multiple of it; "
             "use a plan that the depth is a multiple of"
         )
@@ -225,7 +226,7 @@ def _initialise_linear(linear: nn.Linear) -> None:
 def _check_padding(padding: Tensor, images: Tensor) -> None:
     fits = (len(images), *images.shape[-2:])
     if padding.dtype != torch.bool or padding.shape != fits:
-        raise ValueError(
+        raise UserError(
             f"padding is {padding.dtype} of shape {tuple(padding.shape)}; for these images it must "
             f"be torch.bool of shape {fits}, True = real"
         )
@@ -233,4 +234,4 @@ def _check_padding(padding: Tensor, images: Tensor) -> None:
 
 def _check_choice(key: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{key}={value} does not exist; use {' or '.join(choices)}")
+        raise UserError(f"{key}={value} does not exist; use {' or '.join(choices)}")

@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer, seed_everything
 from torch import nn
 
-from vitrail.attention.requests import requests_of
+from vitrail.attention.selection.layers import LayerPlan, Rules, plan_layers
+from vitrail.attention.selection.requests import requests_of
 from vitrail.data.module import ImageData
+from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.run.layers import LayerPlan, Rules, plan_layers
 from vitrail.tracking.loggers import Recipe
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Hardware, choose
@@ -27,7 +28,7 @@ def device_of(accelerator: str) -> torch.device:
     here = "cpu" if present is None else present.type
     wanted = {"auto": here, "gpu": "cuda" if here == "cpu" else here}.get(accelerator, accelerator)
     if wanted not in ("cpu", here):
-        raise ValueError(
+        raise UserError(
             f"trainer.accelerator={accelerator} needs a {wanted} device and this machine has none; "
             "use trainer=cpu"
         )
@@ -138,9 +139,9 @@ class Plan:
         return cls.of(config, training=training)
 
     def check_backend(self, name: str) -> None:
-        """Raise ValueError where somebody names a backend and no layer would ask it."""
+        """Raise UserError where somebody names a backend and no layer would ask it."""
         if not self.layers:
-            raise ValueError(
+            raise UserError(
                 f"backend={name} has no use, because {type(self.outline).__name__} brings its own "
                 "attention; leave it out, or use a vit model"
             )
@@ -160,44 +161,44 @@ def read_switches(config: DictConfig) -> None:
             config[key] = words[value]
         elif not isinstance(value, bool) and (key, value) != ("compile", AUTO):
             also = f" or {key}={AUTO}" if key == "compile" else ""
-            raise ValueError(f"{key}={value} is no switch; use {key}=true or {key}=false{also}")
+            raise UserError(f"{key}={value} is no switch; use {key}=true or {key}=false{also}")
     if "compile" in config and config.compile == AUTO and config.deterministic:
-        raise ValueError(
+        raise UserError(
             "deterministic=true repeats a training and compile=auto decides by the clock; use "
             "compile=true or compile=false"
         )
 
 
 def check_measurable(config: DictConfig) -> None:
-    """Raise ValueError where several devices train, which would each measure and may not agree."""
+    """Raise UserError where several devices train, which would each measure and may not agree."""
     devices, nodes = config.trainer.devices, config.trainer.num_nodes
     if (devices, nodes) != (1, 1):
-        raise ValueError(
+        raise UserError(
             f"compile=auto measures on one device; trainer.devices={devices} and "
             f"trainer.num_nodes={nodes} may be several; use compile=true or compile=false"
         )
 
 
 def check_seed(seed: int | None) -> None:
-    """Raise ValueError for what numpy takes no seed from."""
+    """Raise UserError for what numpy takes no seed from."""
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed} is no whole number from 0 to {2**32 - 1}; use one")
+        raise UserError(f"seed={seed} is no whole number from 0 to {2**32 - 1}; use one")
 
 
 def check_padding(config: DictConfig, network: nn.Module) -> None:
-    """Raise ValueError where images that are padded together meet parts that cannot take them."""
+    """Raise UserError where images that are padded together meet parts that cannot take them."""
     if not isinstance(network, ViT):
-        raise ValueError(
+        raise UserError(
             "data.resize=native pads images and model=timm takes no padding; use a vit model"
         )
     if config.classifier.mixup or config.classifier.cutmix:
-        raise ValueError(
+        raise UserError(
             "data.resize=native pads images and mixing needs images of one size; use "
             "classifier.mixup=0 classifier.cutmix=0, or data.resize=crop"
         )
     patch = lcm(*network.patch_embed.patch_size)
     if config.data.pad_to % patch:
-        raise ValueError(
+        raise UserError(
             f"data.pad_to={config.data.pad_to} leaves parts of patches at the edge of a padded "
             f"image; use data.pad_to={patch}, a multiple of model.patch_size"
         )

@@ -11,6 +11,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from vitrail.errors import UserError
+
 KEY = "vitrail"  # marks a checkpoint as ours; holds the version that wrote it
 PLACE = ("accelerator", "devices", "num_nodes", "strategy")  # of a trainer: where it runs
 
@@ -32,7 +34,7 @@ class Checkpoint:
         """The run's own config with this command's overrides, whose values lie in `composed`.
 
         overrides: as typed; one that names a config group brings that whole group, but for
-        trainer, which brings where to run and leaves how long and how as it was. Raises ValueError
+        trainer, which brings where to run and leaves how long and how as it was. Raises UserError
         for an experiment, which would replace the config that is to go on, and for what
         the optimizer's restored state would override in turn.
         """
@@ -40,32 +42,30 @@ class Checkpoint:
         for override in overrides:
             key = override.lstrip("+~").partition("=")[0].partition("@")[0]
             if key == "experiment":
-                raise ValueError(
+                raise UserError(
                     f"{override} cannot be combined with ckpt_path={self.path}, which brings its "
                     "own config; leave it out, or start a new run without ckpt_path"
                 )
             if f"{key}.".startswith("optim.") and not key.startswith("optim.schedule"):
-                raise ValueError(
+                raise UserError(
                     f"{override} cannot be applied to a run that goes on with its own optimizer; "
                     f"leave it out, or start a new run with model.pretrained={self.path}"
                 )
             if override.startswith("~"):
-                raise ValueError(
-                    f"{override} cannot be applied to a run that goes on; leave it out"
-                )
+                raise UserError(f"{override} cannot be applied to a run that goes on; leave it out")
             value = composed[key] if key in choices else OmegaConf.select(composed, key)
             if key == "trainer" and key in choices:
                 value = OmegaConf.merge(config.trainer, {name: value[name] for name in PLACE})
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         if self.averaged and config.ema_decay is None:
-            raise ValueError(
+            raise UserError(
                 f"ema_decay=null cannot be applied to ckpt_path={self.path}, whose weights are "
                 "averaged; leave it out"
             )
         return config
 
     def check(self, network: nn.Module) -> None:
-        """Raise ValueError that lists the weights by names and shapes that differ, if any do."""
+        """Raise UserError that lists the weights by names and shapes that differ, if any do."""
         own = network.state_dict()
         missing = sorted(own.keys() - self.weights.keys())
         unknown = sorted(self.weights.keys() - own.keys())
@@ -80,7 +80,7 @@ class Checkpoint:
             if names
         ]
         if differences:
-            raise ValueError(
+            raise UserError(
                 f"ckpt_path={self.path} does not fit the model: {'; '.join(differences)}; "
                 "use a checkpoint of this model and image size"
             )
@@ -97,7 +97,7 @@ def read(ckpt_path: str) -> Checkpoint:
         raise FileNotFoundError(
             f"ckpt_path={ckpt_path} is no file; use the path that training printed"
         )
-    unreadable = ValueError(
+    unreadable = UserError(
         f"ckpt_path={ckpt_path} cannot be read: it is cut short or of another program; use another "
         "one of the run, such as last.ckpt"
     )
@@ -110,7 +110,7 @@ def read(ckpt_path: str) -> Checkpoint:
         raise unreadable from error
     description = content.get("hyper_parameters") if isinstance(content, dict) else None
     if not isinstance(description, dict) or KEY not in description:
-        raise ValueError(
+        raise UserError(
             f"ckpt_path={ckpt_path} was not written by vitrail (it does not describe itself); "
             "weights of other origin go into model.pretrained="
         )

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from vitrail.attention.backends.flex import missing_tool
-from vitrail.attention.stopwatch import clock, interleave
+from vitrail.attention.selection.stopwatch import clock, interleave
 from vitrail.run.assemble import AUTO, Plan, device_of
 from vitrail.training.arithmetic import Arithmetic
 

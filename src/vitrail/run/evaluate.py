@@ -5,12 +5,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import LambdaCallback
 
+from vitrail.attention.selection.layers import equip
+from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_classifier, build_network, build_trainer
 from vitrail.run.backend_table import ASK, show_backends
 from vitrail.run.figures import measure, publish
-from vitrail.run.layers import equip
 from vitrail.run.next_command import pasteable, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.summary import attention_line, data_line
@@ -29,7 +30,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     own.deterministic = config.deterministic
     own.precision = saved.description["precision"]
     if config.data.root is not None and "root" not in own.data:
-        raise ValueError(
+        raise UserError(
             f"data.root={config.data.root} has no use, because the data of this checkpoint, "
             f"{own.data.dataset._target_.rpartition('.')[2]}, comes without files; leave it out"
         )

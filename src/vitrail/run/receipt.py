@@ -6,8 +6,8 @@ from pathlib import Path
 from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_only
 
+from vitrail.attention.selection.layers import LayerPlan
 from vitrail.run.assemble import Plan
-from vitrail.run.layers import LayerPlan
 from vitrail.tracking import environment
 from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
 from vitrail.tracking.loggers import Loggers

@@ -13,6 +13,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from vitrail.errors import UserError
 from vitrail.run.folder import CHECKPOINTS
 from vitrail.tracking.atomic import replacing
 
@@ -58,11 +59,11 @@ class BestAndLast(ModelCheckpoint):
     def best(self) -> Path:
         """The checkpoint to evaluate: last.ckpt where no validation has come to its end.
 
-        Raises ValueError when nothing was trained.
+        Raises UserError when nothing was trained.
         """
         path = Path(self.best_model_path or self.last)
         if not path.is_file():
-            raise ValueError(
+            raise UserError(
                 "no step was taken, so there is no checkpoint; raise trainer.max_epochs or "
                 "trainer.max_steps"
             )

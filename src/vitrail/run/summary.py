@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pytorch_lightning import Trainer
 from torch import nn
 
+from vitrail.attention.selection.layers import LayerPlan
 from vitrail.data.module import ImageData
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
-from vitrail.run.layers import LayerPlan
 
 
 def data_line(data: ImageData) -> str:

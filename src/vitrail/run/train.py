@@ -10,7 +10,9 @@ from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_only
 
 import vitrail
+from vitrail.attention.selection.layers import equip
 from vitrail.data.module import ImageData
+from vitrail.errors import UserError
 from vitrail.run import checkpoint
 from vitrail.run.around_steps import around_steps
 from vitrail.run.assemble import (
@@ -25,7 +27,6 @@ from vitrail.run.backend_table import ASK, show_backends
 from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.compiling import CompileTime, Compiling
 from vitrail.run.figures import measure, publish
-from vitrail.run.layers import equip
 from vitrail.run.next_command import next_command, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
@@ -167,7 +168,7 @@ def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None
     if wanted is None or resumed is not None:
         return list(classes)
     if wanted < len(classes):
-        raise ValueError(
+        raise UserError(
             f"model.num_classes={wanted} is less than the {len(classes)} classes in "
             f"{data.root or type(data.dataset).__name__}; leave it null to take all"
         )

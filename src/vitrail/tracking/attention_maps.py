@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.attention import Grid
 from vitrail.attention.maps import attention_maps, rollout
+from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.patch import patch_grid
 from vitrail.model.vit import real_patches
@@ -130,7 +131,7 @@ class AttentionMaps(Callback):
     ):
         for name, value in {"images": images, "every_n_epochs": every_n_epochs}.items():
             if not isinstance(value, int) or value < 1:
-                raise ValueError(
+                raise UserError(
                     f"attention maps cannot be drawn with {name}={value}; use a whole number from "
                     "1 on, or null for no maps"
                 )
@@ -204,14 +205,14 @@ class AttentionMaps(Callback):
 
 
 def check(network: torch.nn.Module, trainer: Trainer) -> None:
-    """Raise ValueError for a model whose attention is not ours, and where no process has it all."""
+    """Raise UserError for a model whose attention is not ours, and where no process has it all."""
     if not isinstance(network, ViT):
-        raise ValueError(
+        raise UserError(
             f"attention maps are drawn of vit models and this is {type(network).__name__}; "
             "leave them out: attention_maps.images=null in training, maps=null in evaluation"
         )
     if isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)):
-        raise ValueError(
+        raise UserError(
             f"attention maps need whole weights and {type(trainer.strategy).__name__} keeps a "
             "shard in each process; use trainer=ddp or attention_maps.images=null"
         )

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from vitrail.attention.backends import Kernels
+from vitrail.errors import UserError
 
 # Operators and device kernels that attention is made of; a receipt leaves out the rest of a step.
 ATTENTION = re.compile(r"attention|(?<!log_)softmax|bmm|flash|fmha|flex|sdpa")
 
 
-class WrongKernel(ValueError):
+class WrongKernel(UserError):
     """A step was computed by other kernels than the chosen backends promise."""
 
 

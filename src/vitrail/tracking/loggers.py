@@ -80,7 +80,7 @@ def open_loggers(
         resumed_at: the resumed checkpoint's `global_step`, else None.
 
     Raises:
-        ValueError: a recipe cannot work here; in one line, and before anything is logged.
+        UserError: a recipe cannot work here; in one line, and before anything is logged.
     """
     loggers = Loggers([MetricsCSV(folder, resumed_at=resumed_at)], run_id=run_id)
     exit_code = 1

@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 from pytorch_lightning.loggers import TensorBoardLogger
 
+from vitrail.errors import UserError
 from vitrail.tracking.run_logger import RunLogger
 
 
@@ -23,7 +24,7 @@ class TensorBoardRun:
     ) -> "TensorBoardRunLogger":
         """The logger of a run; a continued run hides its earlier points from `resumed_at` on."""
         if find_spec("tensorboard") is None:
-            raise ValueError(
+            raise UserError(
                 "logger=tensorboard needs the package tensorboard, which is not installed; "
                 "pip install tensorboard, or choose logger=csv"
             )

@@ -14,6 +14,7 @@ from typing import Any
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
+from vitrail.errors import UserError
 from vitrail.tracking.run_logger import RunLogger
 
 MODES = ("offline", "online", "disabled")
@@ -47,7 +48,7 @@ class WandbRun:
 
     def __post_init__(self):
         if self.mode not in MODES:
-            raise ValueError(
+            raise UserError(
                 f"logger.wandb.mode={self.mode} does not exist; there are {', '.join(MODES)}"
             )
 
@@ -57,7 +58,7 @@ class WandbRun:
         """The logger of a run in that folder, None when disabled; `run_id` continues that run.
 
         `resumed_at` is not used: W&B keeps the points that will be logged again, and shows both.
-        Raises ValueError within seconds where online has no key or no answer; it never asks.
+        Raises UserError within seconds where online has no key or no answer; it never asks.
         """
         if (mode := self._mode()) == "disabled":
             return None
@@ -95,7 +96,7 @@ class WandbRun:
                 if mode == "online"
                 else "choose logger=csv to do without W&B"
             )
-            raise ValueError(
+            raise UserError(
                 f"logger.wandb.mode={mode} failed: {str(error).splitlines()[0]}; {way_out}"
             ) from error
         # No step is handed to wandb, which refuses those it has seen: a resumed run repeats some.
@@ -114,7 +115,7 @@ class WandbRun:
         named = os.environ.get("WANDB_MODE", "")
         mode = ALIASES.get(named, named) or self.mode
         if mode not in MODES:
-            raise ValueError(f"WANDB_MODE={named} does not exist; there are {', '.join(MODES)}")
+            raise UserError(f"WANDB_MODE={named} does not exist; there are {', '.join(MODES)}")
         return mode
 
 

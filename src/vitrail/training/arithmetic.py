@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vitrail.errors import UserError
+
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
 
 
@@ -23,7 +25,7 @@ class Arithmetic:
         """That of a name such as `bf16-mixed`; ValueError for one that a bare loop cannot do."""
         name, _, kind = precision.partition("-")
         if name not in DTYPES:
-            raise ValueError(
+            raise UserError(
                 f"precision={precision} is computed by another library's layers, which a loop "
                 "without Lightning does not have; use bf16-mixed or 32-true"
             )

@@ -10,6 +10,7 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitrail.errors import UserError
 from vitrail.training.fsdp import FSDP
 from vitrail.training.means import Means
 from vitrail.training.mixing import Mixing
@@ -43,7 +44,7 @@ class Classifier(LightningModule):
     ):
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise ValueError(
+            raise UserError(
                 f"classifier.label_smoothing={label_smoothing} is a share; use 0 up to below 1"
             )
         self.network = network

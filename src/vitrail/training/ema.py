@@ -16,6 +16,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from vitrail.errors import UserError
+
 
 class EMA(WeightAveraging):
     """average <- decay * average + (1 - decay) * weights, after every optimizer step.
@@ -32,7 +34,7 @@ class EMA(WeightAveraging):
 
     def __init__(self, decay: float):
         if not 0 < decay < 1:
-            raise ValueError(
+            raise UserError(
                 f"ema_decay={decay} is the share of the average that a step keeps; use a number "
                 "between 0 and 1, such as 0.999, or null for none"
             )
@@ -78,9 +80,9 @@ class EMA(WeightAveraging):
 
 
 def check(strategy: Strategy) -> None:
-    """Raise ValueError where no process holds all the weights, so that none can average them."""
+    """Raise UserError where no process holds all the weights, so that none can average them."""
     if isinstance(strategy, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)):
-        raise ValueError(
+        raise UserError(
             f"ema_decay needs whole weights and {type(strategy).__name__} keeps a shard in each "
             "process; use trainer=ddp or ema_decay=null"
         )

@@ -3,6 +3,8 @@
 from torch import Tensor
 from torchvision.transforms import v2
 
+from vitrail.errors import UserError
+
 
 class Mixing:
     """Blends every image of a batch with its neighbour, and the labels likewise.
@@ -14,9 +16,7 @@ class Mixing:
     def __init__(self, *, mixup: float | None, cutmix: float | None, classes: int):
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
             if alpha is not None and alpha < 0:
-                raise ValueError(
-                    f"{name}={alpha} is no alpha of a Beta distribution; use 0 or more"
-                )
+                raise UserError(f"{name}={alpha} is no alpha of a Beta distribution; use 0 or more")
         self.ways = [
             way(alpha=alpha, num_classes=classes)
             for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
@@ -35,7 +35,7 @@ class Mixing:
         if not self.ways or len(images) == 1:
             return images, labels
         if padding is not None:
-            raise ValueError(
+            raise UserError(
                 "mixup and cutmix need images of one size and this batch is padded; "
                 "use classifier.mixup=0 classifier.cutmix=0, or data.resize=crop"
             )

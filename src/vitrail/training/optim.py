@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from vitrail.errors import UserError
 from vitrail.training.schedule import WarmupCosine
 
 COLOURS = 3  # channels of an image
@@ -38,7 +39,7 @@ class Optim:
     weight_decay: not applied to biases, 1-D tensors and what the model's `no_weight_decay()` names.
     layer_decay: a layer's rate is this times the rate of the layer above; None: one rate for all.
     options: further arguments of the optimizer, such as betas.
-    Raises ValueError for a name, an option or a value that does not exist.
+    Raises UserError for a name, an option or a value that does not exist.
     """
 
     name: str
@@ -55,17 +56,17 @@ class Optim:
         for option in self.options:
             if option not in known:
                 near = get_close_matches(option, known) or sorted(known)
-                raise ValueError(
+                raise UserError(
                     f"optim.options.{option} is no option of {self.name}; use {', '.join(near)} or "
                     f"leave it out: ~optim.options.{option}"
                 )
         if self.lr <= 0 or self.weight_decay < 0:
-            raise ValueError(
+            raise UserError(
                 f"optim.lr={self.lr} must be above 0, and optim.weight_decay={self.weight_decay} "
                 "0 or more"
             )
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise ValueError(
+            raise UserError(
                 f"optim.layer_decay={self.layer_decay} is the ratio of a layer's rate to the next "
                 "one's; use a number above 0 and up to 1, or null"
             )
@@ -82,10 +83,10 @@ class Optim:
         fused: use torch's fused kernels where the optimizer has them (AdamW on 22 M parameters and
         2 CPU cores: 16 ms a step instead of 100). A gradient scaler forbids them where gradients
         are clipped.
-        Raises ValueError for a training without end, and for layer decay without layers to go by.
+        Raises UserError for a training without end, and for layer decay without layers to go by.
         """
         if math.isinf(total_steps):
-            raise ValueError(
+            raise UserError(
                 "the learning rate needs an end to fall to; set trainer.max_epochs or "
                 "trainer.max_steps"
             )
@@ -115,7 +116,7 @@ class Optim:
         elif hasattr(model, "group_matcher"):
             groups = param_groups_layer_decay(model, layer_decay=self.layer_decay, **how)
         else:
-            raise ValueError(
+            raise UserError(
                 f"optim.layer_decay={self.layer_decay} needs a model that orders its layers "
                 f"(group_matcher), and {type(model).__name__} does not; use optim.layer_decay=null"
             )
@@ -149,13 +150,13 @@ def _ends(model: nn.Module) -> set[str]:
 def _check_name(name: str) -> None:
     if name not in list_optimizers():
         near = get_close_matches(name, list_optimizers()) or ["adamw", "muon"]
-        raise ValueError(f"optim.name={name} is no optimizer of timm; use {' or '.join(near)}")
+        raise UserError(f"optim.name={name} is no optimizer of timm; use {' or '.join(near)}")
     info = get_optimizer_info(name)
     if info.second_order:
-        raise ValueError(f"optim.name={name} needs second derivatives, kept nowhere; use adamw")
+        raise UserError(f"optim.name={name} needs second derivatives, kept nowhere; use adamw")
     if isinstance(info.opt_class, str):  # of a package that timm imports on demand
         package = info.opt_class.partition(".")[0]
         if find_spec(package) is None or not torch.cuda.is_available():
-            raise ValueError(
+            raise UserError(
                 f"optim.name={name} needs a CUDA device and the package {package}; use adamw"
             )

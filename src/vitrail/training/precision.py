@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+from vitrail.errors import UserError
+
 # As Lightning spells them; the short forms are its aliases, which it discourages by a warning.
 NAMES = (
     "32-true",
@@ -55,7 +57,7 @@ def choose(precision: str | int, hardware: Hardware) -> tuple[str, str]:
     """The name for Lightning's `Trainer(precision=…)`, and the reason as half a sentence.
 
     precision: `auto`, or any of Lightning's names and aliases, which are then kept.
-    Raises ValueError for a name that does not exist or that this hardware cannot serve.
+    Raises UserError for a name that does not exist or that this hardware cannot serve.
     """
     if precision == "auto":
         if hardware.bf16 is None:
@@ -64,9 +66,9 @@ def choose(precision: str | int, hardware: Hardware) -> tuple[str, str]:
     name = ALIASES.get(str(precision), str(precision))
     if name not in NAMES:
         near = get_close_matches(name, ("auto", *NAMES, *ALIASES)) or ("auto", *NAMES)
-        raise ValueError(f"precision={precision} does not exist; use {' or '.join(near)}")
+        raise UserError(f"precision={precision} does not exist; use {' or '.join(near)}")
     if reason := _refusal(name, hardware):
-        raise ValueError(f"precision={precision} {reason}")
+        raise UserError(f"precision={precision} {reason}")
     slow = name.startswith("bf16") and hardware.device == "cpu" and hardware.bf16 is None
     return name, f"asked for; {hardware.name} widens bf16 in software" if slow else "asked for"
 

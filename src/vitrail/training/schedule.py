@@ -7,6 +7,8 @@ from functools import partial
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from vitrail.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine:
@@ -22,7 +24,7 @@ class WarmupCosine:
     def __post_init__(self):
         for name, share in (("warmup", self.warmup), ("final", self.final)):
             if not 0 <= share <= 1:
-                raise ValueError(f"schedule.{name}={share} is a share; use a number from 0 to 1")
+                raise UserError(f"schedule.{name}={share} is a share; use a number from 0 to 1")
 
     def factor(self, step: int, total_steps: int) -> float:
         """What step number `step` (from 0) multiplies the peak by; nothing but the step decides it.

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from vitrail.attention import Grid, MultiHeadAttention2d, backends, patterns
 from vitrail.attention.backends import Request
 from vitrail.attention.patterns import Call, Pattern, Placed
-from vitrail.attention.requests import requests_of
+from vitrail.attention.selection.requests import requests_of
 
 from ..cases import BATCH, HEADS, ON_CPU, PREFIXES, WIDTH, Kind, mask_and_bias
 from ..oracle import assert_near

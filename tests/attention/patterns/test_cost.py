@@ -16,7 +16,7 @@ from vitrail.attention.patterns.axial import Axial
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.patterns.neighborhood import Neighborhood
 from vitrail.attention.patterns.window import Window
-from vitrail.attention.stopwatch import interleave
+from vitrail.attention.selection.stopwatch import interleave
 
 BATCH, DIM, HEADS = 2, 192, 3
 SIDES = (32, 64)

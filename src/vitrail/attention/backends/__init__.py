@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail.attention.mask import Mask, Predicate
+from vitrail.errors import UserError
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 HALVES = frozenset({torch.bfloat16, torch.float16})
@@ -25,7 +26,7 @@ AUTO = "auto"
 MASKS = {"keys": "a padding mask", "dense": "an attention mask", "pattern": "a pattern"}
 
 
-class Refused(ValueError):
+class Refused(UserError):
     """A named backend cannot serve a request; the message says what clashes and what would work."""
 
 
@@ -237,8 +238,9 @@ def load(name: str) -> Backend:
     if name not in there:
         near = get_close_matches(str(name), there, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"backend={name} does not exist; {hint}there are {', '.join(there)}")
-    return importlib.import_module(f"{__name__}.{name}").BACKEND
+        raise UserError(f"backend={name} does not exist; {hint}there are {', '.join(there)}")
+    home = "vitrail.attention.selection" if name == AUTO else __name__
+    return importlib.import_module(f"{home}.{name}").BACKEND
 
 
 def lacks(name: str, request: Request) -> list[str]:

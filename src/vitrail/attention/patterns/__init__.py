@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.mask import Mask
+from vitrail.errors import UserError
 
 Places = tuple[Tensor, Tensor]  # rows and columns, int, of equal or broadcasting shapes
 
@@ -235,7 +236,7 @@ def by_axis(key: str, value: int | tuple[int, int], *, least: int) -> tuple[int,
     """One number for both axes, or (rows, cols), as a pair; ValueError for any below `least`."""
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
-        raise ValueError(
+        raise UserError(
             f"{key}={value} must be whole numbers from {least} on: one for both axes, or rows "
             "and columns"
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail.attention import patterns
 from vitrail.attention.grid import Grid
 from vitrail.attention.patterns import Pattern, Placed
+from vitrail.errors import UserError
 
 EVERY = "all"
 COLOURS = ("#ececec", "#6a9ec5", "#c8553d")  # not seen, seen, the query
@@ -95,7 +96,7 @@ def seen(pattern: Pattern, query: Sequence[int], grid: Grid) -> Tensor:
     """(N,) bool: whom the token at (row, col) sees; ValueError when it is not on the map."""
     row, col = query
     if not (0 <= row < grid.rows and 0 <= col < grid.cols):
-        raise ValueError(
+        raise UserError(
             f"query {row} {col} is not on the map; use row 0 to {grid.rows - 1} and column 0 to "
             f"{grid.cols - 1}"
         )

@@ -8,6 +8,7 @@ from torch import Tensor
 from vitrail.attention.grid import Grid
 from vitrail.attention.patterns import Call, Pattern, Places
 from vitrail.attention.patterns.window import Window
+from vitrail.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Axial(Pattern):
 
     def __post_init__(self):
         if self.axis not in ("rows", "cols", "both"):
-            raise ValueError(f"axis={self.axis} is no axis of a map; use rows, cols or both")
+            raise UserError(f"axis={self.axis} is no axis of a map; use rows, cols or both")
 
     @classmethod
     def examples(cls) -> list["Axial"]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.patterns import Places, Regrouped, by_axis, settled
+from vitrail.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Window(Regrouped):
         size = by_axis("size", self.size, least=1)
         shift = by_axis("shift", self.shift, least=0)
         if shift[0] >= size[0] or shift[1] >= size[1]:
-            raise ValueError(
+            raise UserError(
                 f"shift={self.shift} moves windows of size={self.size} by one or more of them; "
                 "use a smaller shift, such as half the size"
             )

@@ -10,6 +10,7 @@ import math
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
+from vitrail.errors import UserError
 
 
 class LayerPosition(nn.Module):
@@ -61,8 +62,8 @@ class Position:
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ValueError for what no wavelengths can be spaced by."""
+    """Raise UserError for what no wavelengths can be spaced by."""
     if not 0 < temperature < math.inf:
-        raise ValueError(
+        raise UserError(
             f"position.temperature={temperature} spaces no wavelengths; use a number above 0"
         )

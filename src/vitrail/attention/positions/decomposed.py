@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.positions import LayerPosition, Position
+from vitrail.errors import UserError
 
 MULTIPLE = 8  # fused kernels on CUDA take only head widths that 8 divides
 
@@ -115,7 +116,7 @@ class Decomposed(Position):
 
     def layer(self, heads: int, width: int) -> DecomposedTables:
         if self.grid is None:
-            raise ValueError(
+            raise UserError(
                 "position=decomposed has tables as long as rows and columns and knows no grid; "
                 "say which, as in Decomposed(grid=Grid(7, 7))"
             )

@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.positions import Position
+from vitrail.errors import UserError
 
 
 def resample_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """(1, old.tokens, C) -> (1, new.tokens, C): bicubic, antialiased, fp32, prefix untouched.
 
-    Equal to timm's `resample_abs_pos_embed`. Raises ValueError when the prefix rows differ in
+    Equal to timm's `resample_abs_pos_embed`. Raises UserError when the prefix rows differ in
     number.
     """
     if old.prefix != new.prefix:
-        raise ValueError(
+        raise UserError(
             f"the position table has {old.prefix} prefix rows and the model {new.prefix}; "
             "build the model with the same class token and registers"
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.positions import LayerPosition, Position
+from vitrail.errors import UserError
 
 PREFIX_ENTRIES = 3  # prefix -> map, map -> prefix, prefix -> prefix, shared by all prefix tokens
 
@@ -43,10 +44,10 @@ def resample_relative(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """(table_length(old), h) -> (table_length(new), h): bicubic, antialiased, in at least fp32.
 
     The differences are resampled as a map, as in timm's `resize_rel_pos_bias_table_levit`; what
-    prefix tokens take stays as it is. Raises ValueError when only `new` has prefix tokens.
+    prefix tokens take stays as it is. Raises UserError when only `new` has prefix tokens.
     """
     if new.prefix and not old.prefix:
-        raise ValueError(
+        raise UserError(
             f"position=relative was built without prefix tokens and is used with {new.prefix}; "
             f"build it with them: RelativeBias(grid=Grid({old.rows}, {old.cols}, {new.prefix}))"
         )
@@ -89,7 +90,7 @@ class RelativeBias(Position):
 
     def layer(self, heads: int, width: int) -> BiasTable:
         if self.grid is None:
-            raise ValueError(
+            raise UserError(
                 "position=relative has one entry a difference of places and knows no grid; "
                 "say which, as in RelativeBias(grid=Grid(7, 7))"
             )

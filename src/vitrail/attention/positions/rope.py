@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.positions import LayerPosition, Position, check_temperature
+from vitrail.errors import UserError
 
 
 def turn(x: Tensor, angles: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class RopeMixed(Position):
 def _check(width: int) -> None:
     if width % 4:
         below = width // 4 * 4
-        raise ValueError(
+        raise UserError(
             "position=rope turns pairs by row and by column, so 4 must divide the head width and "
             f"{width} is not a multiple; "
             f"use head width {f'{below} or ' if below else ''}{below + 4}"

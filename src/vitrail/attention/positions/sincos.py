@@ -8,13 +8,14 @@ from torch import Tensor
 
 from vitrail.attention.grid import Grid
 from vitrail.attention.positions import Position, check_temperature
+from vitrail.errors import UserError
 
 
 def sincos_table(grid: Grid, dim: int, temperature: float, device: torch.device | None) -> Tensor:
     """(N, dim) fp32: sin and cos of the column, then of the row; prefix rows are 0."""
     if dim % 4:
         below = dim // 4 * 4
-        raise ValueError(
+        raise UserError(
             f"position=sincos needs a dim that 4 divides and dim={dim} is not one; "
             f"use {f'{below} or ' if below else ''}{below + 4}"
         )

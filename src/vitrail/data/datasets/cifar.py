@@ -12,6 +12,7 @@ import torchvision
 
 from vitrail.data.archive import Archive
 from vitrail.data.images import Images, Splits
+from vitrail.errors import UserError
 
 
 def _archive(official: type[torchvision.datasets.CIFAR10]) -> Archive:
@@ -98,4 +99,4 @@ def _unpickled(path: Path, keys: Sequence[str]) -> dict[str, Any]:
             content = _ArrayUnpickler(file, encoding="latin1").load()
         return {key: content[key] for key in keys}
     except _DAMAGE as error:
-        raise ValueError(f"{path} is no CIFAR file ({error!r}); {way_out}") from error
+        raise UserError(f"{path} is no CIFAR file ({error!r}); {way_out}") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vitrail.data.folders import EXTENSIONS, folder_names, read_class_folders
 from vitrail.data.images import Splits
+from vitrail.errors import UserError
 
 _SPLITS = ("train", "val", "test")
 
@@ -34,7 +35,7 @@ class ImageFolder:
         images = {split: read_class_folders(folder, classes) for split, folder in folders.items()}
         for split, found in images.items():
             if not len(found):
-                raise ValueError(
+                raise UserError(
                     f"{folders[split]} has no images in folders named after classes; "
                     f"image files end in {' '.join(EXTENSIONS)}"
                 )

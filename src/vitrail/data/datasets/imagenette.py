@@ -6,6 +6,7 @@ from pathlib import Path
 from vitrail.data.archive import Archive
 from vitrail.data.folders import folder_names, read_class_folders
 from vitrail.data.images import Splits
+from vitrail.errors import UserError
 
 # By the shorter side; addresses and checksums are those of torchvision.datasets.Imagenette.
 _URL = "https://s3.amazonaws.com/fast-ai-imageclas/"
@@ -38,7 +39,7 @@ class Imagenette:
 
     def __post_init__(self) -> None:
         if self.size not in _ARCHIVES:
-            raise ValueError(
+            raise UserError(
                 f"size={self.size} of Imagenette is not published; use {', '.join(_ARCHIVES)}"
             )
 

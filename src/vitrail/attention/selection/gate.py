@@ -15,7 +15,8 @@ from torch import Tensor
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.backends.reference import attention_weights
 from vitrail.attention.mask import Mask
-from vitrail.attention.sample import Sample
+from vitrail.attention.selection.sample import Sample
+from vitrail.errors import UserError
 
 # The error that is allowed beyond the formula's own: the largest difference for what is computed in
 # 32 bits or more, the L2 norm of the difference over that of the exact tensor for halves.
@@ -24,7 +25,7 @@ FACTOR = 2.0
 LONGEST = 4096
 
 
-class FailedGate(ValueError):
+class FailedGate(UserError):
     """A backend computes something else than attention; the message names the worst tensor."""
 
 

@@ -7,10 +7,10 @@ import torch
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Refused, Request
-from vitrail.attention.gate import FailedGate
+from vitrail.attention.selection import layers
+from vitrail.attention.selection.gate import FailedGate
+from vitrail.attention.selection.layers import Rules, equip, plan_layers
 from vitrail.model import ViT
-from vitrail.run import layers
-from vitrail.run.layers import Rules, equip, plan_layers
 
 CALL = Request("cpu", torch.float32, batch=2, heads=3, queries=12, keys=12, width=8)
 SMALLER = replace(CALL, queries=1)

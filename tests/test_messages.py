@@ -10,7 +10,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 from torch.utils.data import DataLoader, Dataset
 
 from vitrail.attention import Grid
-from vitrail.errors import exit_code, explain
+from vitrail.messages import exit_code, explain
 
 
 def raised(function, *arguments) -> BaseException:

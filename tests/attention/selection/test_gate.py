@@ -7,9 +7,9 @@ import torch
 
 from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Request
-from vitrail.attention.gate import FailedGate, Trial, check, judge
 from vitrail.attention.patterns import Placed
 from vitrail.attention.patterns.full import Full
+from vitrail.attention.selection.gate import FailedGate, Trial, check, judge
 
 VIT_TINY = Request("cpu", torch.bfloat16, batch=64, heads=3, queries=197, keys=197, width=64)
 SMALL = replace(VIT_TINY, dtype=torch.float32, queries=15, keys=15, width=8)

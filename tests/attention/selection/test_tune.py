@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.attention import Mask, attend, backends, tune
+from vitrail.attention import Mask, attend, backends
 from vitrail.attention.backends import Refused, Request
-from vitrail.attention.sample import Sample
-from vitrail.attention.stopwatch import interleave
-from vitrail.attention.tune import candidates, choose, measure
+from vitrail.attention.selection import tune
+from vitrail.attention.selection.sample import Sample
+from vitrail.attention.selection.stopwatch import interleave
+from vitrail.attention.selection.tune import candidates, choose, measure
 
 SMALL = Request("cpu", torch.float32, batch=2, heads=3, queries=15, keys=15, width=8)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from vitrail.attention import MultiHeadAttention2d, backends, tune
+from vitrail.attention import MultiHeadAttention2d, backends
 from vitrail.attention.backends import AUTO, Backend, Request
-from vitrail.attention.gate import FailedGate, Verdict, check
+from vitrail.attention.selection import tune
+from vitrail.attention.selection.gate import FailedGate, Verdict, check
 
 
 @dataclass(frozen=True)

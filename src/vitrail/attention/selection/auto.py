@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from vitrail.attention.backends import Backend, Kernels, Request, load
-from vitrail.attention.tune import Choice, candidates, choose
+from vitrail.attention.selection.tune import Choice, candidates, choose
 
 
 class Auto(Backend):

@@ -17,9 +17,9 @@ import torch
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
-from vitrail.attention.machine import machine
-from vitrail.attention.sample import Sample
-from vitrail.attention.stopwatch import interleave
+from vitrail.attention.selection.machine import machine
+from vitrail.attention.selection.sample import Sample
+from vitrail.attention.selection.stopwatch import interleave
 
 SECONDS = 0.2, 0.8  # of finding out who is worth a second look, and of that look
 ROUNDS = 5, 31

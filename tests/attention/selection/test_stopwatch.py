@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from vitrail.attention import stopwatch
-from vitrail.attention.stopwatch import Times, clock, interleave
+from vitrail.attention.selection import stopwatch
+from vitrail.attention.selection.stopwatch import Times, clock, interleave
 
 
 class FakeDevice:

@@ -1,0 +1,1 @@
+"""Chooses and proves the kernel of each attention layer; it stands above what computes."""
