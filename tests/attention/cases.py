@@ -7,8 +7,8 @@ from torch import Tensor
 
 from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import Request
-from vitrail.attention.mask import attention_bias, attention_mask, token_padding
-from vitrail.attention.patterns import Placed
+from vitrail.attention.mask import attention_bias, attention_mask, valid_tokens
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.raster import Raster
 
 BATCH, HEADS, WIDTH = 2, 3, 8
@@ -57,7 +57,7 @@ KINDS = {
 def mask_and_bias(kind: Kind, grid: Grid, dtype: torch.dtype) -> tuple[Mask, Tensor | None]:
     """The mask and bias of that kind on that grid, drawn from torch's global generator."""
     tokens = grid.tokens
-    padding = _padding(grid) if kind.padded else None
+    valid = _padding(grid) if kind.padded else None
     mask = None if kind.mask is None else _visible((*kind.mask, tokens, tokens))
     bias = None
     if kind.bias is not None:
@@ -66,9 +66,9 @@ def mask_and_bias(kind: Kind, grid: Grid, dtype: torch.dtype) -> tuple[Mask, Ten
             bias = bias.masked_fill(~_visible(bias.shape), float("-inf"))
     return (
         Mask(
-            padding=token_padding(padding, grid, BATCH),
+            valid=valid_tokens(valid, grid, BATCH),
             allowed=attention_mask(mask, BATCH, HEADS, tokens),
-            pattern=Placed(Raster(), grid) if kind.rule else None,
+            pattern=GridPattern(Raster(), grid) if kind.rule else None,
         ),
         attention_bias(bias, BATCH, HEADS, tokens),
     )
@@ -76,10 +76,10 @@ def mask_and_bias(kind: Kind, grid: Grid, dtype: torch.dtype) -> tuple[Mask, Ten
 
 def _padding(grid: Grid) -> Tensor:
     """Padding in the last column of sample 0, unless it is the only one, and in all of sample 1."""
-    real = torch.ones(BATCH, grid.rows, grid.cols, dtype=torch.bool)
-    real[0, :, max(1, grid.cols - 1) :] = False
-    real[1] = False
-    return real
+    valid = torch.ones(BATCH, grid.rows, grid.cols, dtype=torch.bool)
+    valid[0, :, max(1, grid.cols - 1) :] = False
+    valid[1] = False
+    return valid
 
 
 def _visible(shape: tuple[int, ...]) -> Tensor:

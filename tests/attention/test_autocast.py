@@ -21,15 +21,15 @@ def masks() -> dict[str, dict]:
     mask[0] = False
     mask[1] = False
     mask[1, 3] = True
-    real = torch.rand(2, 3, 5) > 0.4
+    valid = torch.rand(2, 3, 5) > 0.4
     bias = torch.randn(1, 3, tokens, tokens)
     return {
         "none": {},
-        "padding": {"padding": real},
+        "padding": {"valid": valid},
         "mask": {"mask": mask},
         "bias": {"bias": bias},
         "bias with -inf": {"bias": bias.masked_fill(~mask, float("-inf"))},
-        "all": {"padding": real, "mask": mask, "bias": bias},
+        "all": {"valid": valid, "mask": mask, "bias": bias},
     }
 
 

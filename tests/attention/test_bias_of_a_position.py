@@ -59,8 +59,8 @@ def test_the_bias_of_a_position_and_the_one_given_add_up(backend):
 @pytest.mark.parametrize("backend", LEARNS_BIAS)
 def test_the_bias_of_a_position_learns_except_from_pairs_that_are_hidden(backend):
     layer = build(backend)
-    real = torch.tensor([[[True, True, False], [True, True, True]]])
-    layer(torch.randn(1, GRID.tokens, 12), GRID, padding=real).square().sum().backward()
+    valid = torch.tensor([[[True, True, False], [True, True, True]]])
+    layer(torch.randn(1, GRID.tokens, 12), GRID, valid=valid).square().sum().backward()
     gradient = layer.position.table.grad
     assert (gradient[..., 3] == 0).all()  # token 3 is row 0, column 2, behind one prefix token
     assert (gradient[..., [0, 1, 2, 4, 5, 6]].abs() > 0).all()

@@ -27,11 +27,11 @@ def build(backend: str, **options) -> MultiHeadAttention2d:
 
 def arguments(tokens: int, rows: int, cols: int) -> list[dict]:
     """The kinds of masks that a layer may be given."""
-    real = torch.ones(2, rows, cols, dtype=torch.bool)
-    real[0, -1] = False
+    valid = torch.ones(2, rows, cols, dtype=torch.bool)
+    valid[0, -1] = False
     mask = torch.rand(tokens, tokens) > 0.4
     mask[1] = False
-    return [{}, {"padding": real, "mask": mask}]
+    return [{}, {"valid": valid, "mask": mask}]
 
 
 def close(actual, expected):

@@ -78,16 +78,16 @@ def test_widened_scores_are_the_scores_with_the_bias(grid, dtype, scale):
 def test_a_kernel_without_a_bias_computes_the_formula_and_its_gradients(backend, grid, padded):
     for dtype in (torch.float64, torch.float32):
         q, k, v, by_row, by_col = draw(grid, dtype)
-        real = torch.ones(BATCH, grid.tokens, dtype=torch.bool)
-        real[0, grid.tokens // 2 + 1 :] = False
-        mask = Mask(padding=real if padded else None)
+        valid = torch.ones(BATCH, grid.tokens, dtype=torch.bool)
+        valid[0, grid.tokens // 2 + 1 :] = False
+        mask = Mask(valid=valid if padded else None)
         wide = widened(q, k, by_row, by_col, grid, grid.coordinates(), SCALE)
         out = attend(*wide, v, mask=mask, scale=SCALE, backend=backend)
         assert out.shape == v.shape
 
         slow = [leaf.detach().double().requires_grad_() for leaf in (q, k, v, by_row, by_col)]
         bias = decomposed_bias(slow[0], slow[3], slow[4], grid, grid.coordinates())
-        visible = None if mask.padding is None else mask.visible(q.device)
+        visible = None if mask.valid is None else mask.visible(q.device)
         expected = attention(*slow[:3], visible=visible, bias=bias)
         assert_near("output", out, expected)
         ours = torch.autograd.grad(out.square().sum(), (q, k, v, by_row, by_col))

@@ -48,7 +48,7 @@ def test_one_dtype_and_one_device_for_all_three(backend):
     [
         ({"mask": torch.ones(1, 1, 15, 14, dtype=torch.bool)}, r"mask= .* \(1\|2, 1\|3, 15, 15\)"),
         ({"mask": torch.ones(3, 1, 15, 15, dtype=torch.bool)}, r"mask= .* \(1\|2, 1\|3, 15, 15\)"),
-        ({"mask": Mask(padding=torch.ones(2, 14, dtype=torch.bool))}, r"padding=\) .* \(2, 15\)"),
+        ({"mask": Mask(valid=torch.ones(2, 14, dtype=torch.bool))}, r"valid=\) .* \(2, 15\)"),
         ({"bias": torch.ones(1, 2, 15, 15)}, r"bias= has shape \(1, 2, 15, 15\)"),
         ({"mask": torch.ones(1, 1, 15, 15, dtype=torch.bool, device="meta")}, "mask= lies on meta"),
         ({"bias": torch.ones(1, 1, 15, 15, device="meta")}, "bias= lies on meta and q on cpu"),

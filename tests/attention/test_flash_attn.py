@@ -77,39 +77,39 @@ def test_a_deterministic_torch_asks_for_a_deterministic_kernel(stub):
 def test_dropout_reaches_the_generation_that_has_it(stub):
     q = torch.randn(2, 3, 15, 8).to(torch.bfloat16)
     attend(q, q, q, dropout_p=0.25, backend="flash_attn")
-    padding = torch.ones(2, 15, dtype=torch.bool)
-    attend(q, q, q, mask=Mask(padding=padding), dropout_p=0.25, backend="flash_attn")
+    valid = torch.ones(2, 15, dtype=torch.bool)
+    attend(q, q, q, mask=Mask(valid=valid), dropout_p=0.25, backend="flash_attn")
     assert [call["dropout_p"] for call in stub.calls] == [0.25, 0.25]
 
 
 @each_generation
 def test_under_padding_queries_stay_and_real_keys_are_packed(stub):
     q, k, v = torch.randn(3, 3, 3, 5, 8).to(torch.bfloat16)
-    real = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
-    attend(q, k, v, mask=Mask(padding=real), backend="flash_attn")
+    valid = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
+    attend(q, k, v, mask=Mask(valid=valid), backend="flash_attn")
     (call,) = stub.calls
     assert call["cu_seqlens_q"].tolist() == [0, 5, 10, 15]
     # The second sample has no real key, and looks at all of its own rather than at none.
     assert call["cu_seqlens_k"].tolist() == [0, 3, 8, 12]
     assert (call["max_seqlen_q"], call["max_seqlen_k"]) == (5, 5)
     assert torch.equal(call["q"], q.transpose(1, 2).flatten(0, 1))
-    assert torch.equal(call["k"][:3], k.transpose(1, 2)[0, real[0]])
-    assert torch.equal(call["v"][8:12], v.transpose(1, 2)[2, real[2]])
+    assert torch.equal(call["k"][:3], k.transpose(1, 2)[0, valid[0]])
+    assert torch.equal(call["v"][8:12], v.transpose(1, 2)[2, valid[2]])
 
 
 @each_generation
 @pytest.mark.usefixtures("stub")
 def test_rubbish_in_padding_reaches_neither_outputs_nor_gradients():
     q, k, v = torch.randn(3, 2, 3, 6, 8).to(torch.bfloat16)
-    real = torch.tensor([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
-    hidden = ~real[:, None, :, None]
+    valid = torch.tensor([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
+    hidden = ~valid[:, None, :, None]
     results = []
     for rubbish in (0.0, float("nan"), float("inf")):
         leaves = [
             q.clone().requires_grad_(),
             *(tensor.masked_fill(hidden, rubbish).requires_grad_() for tensor in (k, v)),
         ]
-        out = attend(*leaves, mask=Mask(padding=real), backend="flash_attn")
+        out = attend(*leaves, mask=Mask(valid=valid), backend="flash_attn")
         results.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
     for other in results[1:]:
         for ours, theirs in zip(results[0], other, strict=True):
@@ -122,7 +122,7 @@ def test_rubbish_in_padding_reaches_neither_outputs_nor_gradients():
 def test_one_query_may_look_at_many_padded_keys():
     q, (k, v) = torch.randn(2, 3, 1, 8), torch.randn(2, 2, 3, 15, 8)
     q, k, v = (tensor.to(torch.bfloat16) for tensor in (q, k, v))
-    mask = Mask(padding=torch.rand(2, 15) > 0.4)
+    mask = Mask(valid=torch.rand(2, 15) > 0.4)
     out = attend(q, k, v, mask=mask, backend="flash_attn")
     assert_near("output", out, attention(q, k, v, visible=mask.visible(q.device)))
 
@@ -210,7 +210,7 @@ def test_a_generation_can_be_forced(forced, monkeypatch):
         ("FA2", None, replace(HOPPER, width=264), r"take head width 264 \(at most 256\)"),
         ("FA2", None, replace(HOPPER, width=12), r"take head width 12 \(a multiple of 8\)"),
         ("FA2", None, replace(HOPPER, bias=True), "add a bias to the scores"),
-        ("FA2", None, replace(HOPPER, masks=frozenset({"dense"})), "honour an attention mask"),
+        ("FA2", None, replace(HOPPER, masks=frozenset({"mask"})), "honour an attention mask"),
         ("FA2", None, replace(HOPPER, masks=frozenset({"pattern"})), "honour a pattern"),
     ],
 )

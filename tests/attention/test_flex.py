@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, backends
 from vitrail.attention.backends import Refused, Request, flex, resolve
 from vitrail.attention.backends.flex import BLOCK, block_mask
-from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.neighborhood import Neighborhood
 from vitrail.attention.patterns.raster import Raster
 from vitrail.attention.patterns.window import Window
@@ -27,7 +27,7 @@ from .oracle import assert_near, attention, dead_rows
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NEAR = Placed(Neighborhood(3), Grid(3, 5, 1))
+NEAR = GridPattern(Neighborhood(3), Grid(3, 5, 1))
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def test_a_pattern_is_one_more_rule(pattern, kind):
     torch.manual_seed(0)
     grid = Grid(3, 5, 1)
     mask, bias = mask_and_bias(KINDS[kind], grid, torch.float32)
-    check(replace(mask, pattern=Placed(pattern, grid)), bias, grid.tokens, torch.float32)
+    check(replace(mask, pattern=GridPattern(pattern, grid)), bias, grid.tokens, torch.float32)
 
 
 @pytest.mark.usefixtures("uncompiled")
 def test_one_query_may_look_at_many_keys_at_a_scale_of_ones_own():
     q, (k, v) = torch.randn(2, 3, 1, 8), torch.randn(2, 2, 3, 15, 8)
-    mask = Mask(padding=torch.rand(2, 15) > 0.4)
+    mask = Mask(valid=torch.rand(2, 15) > 0.4)
     with torch.no_grad():
         out = attend(q, k, v, mask=mask, scale=0.1, backend="flex")
     assert_near("output", out, attention(q, k, v, visible=mask.visible(CPU), scale=0.1))
@@ -82,7 +82,7 @@ def test_one_query_may_look_at_many_keys_at_a_scale_of_ones_own():
     queries=st.integers(1, 300),
     keys=st.integers(1, 300),
     seed=st.integers(0, 2**31),
-    parts=st.sets(st.sampled_from(["padding", "allowed"]), min_size=1),
+    parts=st.sets(st.sampled_from(["valid", "allowed"]), min_size=1),
     density=st.sampled_from([0.0, 0.002, 0.5, 1.0]),
 )
 def test_listed_blocks_hold_every_visible_pair_and_full_ones_nothing_else(
@@ -90,7 +90,7 @@ def test_listed_blocks_hold_every_visible_pair_and_full_ones_nothing_else(
 ):
     generator = torch.Generator().manual_seed(seed)
     mask = Mask(
-        padding=torch.rand(2, keys, generator=generator) < density if "padding" in parts else None,
+        valid=torch.rand(2, keys, generator=generator) < density if "valid" in parts else None,
         allowed=torch.rand(1, 3, queries, keys, generator=generator) < density
         if "allowed" in parts
         else None,
@@ -121,10 +121,10 @@ def listed(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 def test_blocks_in_which_nothing_is_visible_are_left_out():
     grid = Grid(32, 16)  # 512 tokens, four blocks of eight rows each
-    blocks = block_mask(Mask(pattern=Placed(Window(8), grid)), 512, 512, CPU, cached=True)
+    blocks = block_mask(Mask(pattern=GridPattern(Window(8), grid)), 512, 512, CPU, cached=True)
     assert listed(blocks.kv_num_blocks, blocks.kv_indices)[0, 0].equal(torch.eye(4).bool())
     half = torch.arange(512) < 256
-    blocks = block_mask(Mask(padding=half[None]), 512, 512, CPU, cached=True)
+    blocks = block_mask(Mask(valid=half[None]), 512, 512, CPU, cached=True)
     assert listed(blocks.full_kv_num_blocks, blocks.full_kv_indices).sum().item() == 8
     assert blocks.kv_num_blocks.sum().item() == 0
 
@@ -153,13 +153,13 @@ class Counting:
 def test_a_patterns_blocks_are_made_once_for_equal_patterns(monkeypatch):
     monkeypatch.setattr(Counting, "made", 0)
     q = torch.randn(2, 3, 16, 8)
-    padding = torch.ones(2, 16, dtype=torch.bool)
+    valid = torch.ones(2, 16, dtype=torch.bool)
     with torch.inference_mode():
         for _ in range(3):
             attend(q, q, q, mask=Mask(pattern=Counting()), backend="flex")
     assert Counting.made == 1
     for _ in range(3):
-        out = attend(q, q, q, mask=Mask(pattern=Counting(), padding=padding), backend="flex")
+        out = attend(q, q, q, mask=Mask(pattern=Counting(), valid=valid), backend="flex")
     assert Counting.made == 2
     expected = attention(q, q, q, visible=Counting().visible(CPU))
     assert_near("output", out, expected)
@@ -201,7 +201,7 @@ def test_it_says_what_it_cannot_do_and_who_can(changes, clash):
 @pytest.mark.parametrize("compute", [(8, 0), (9, 0), (12, 0)])
 def test_on_cuda_it_trains_under_every_mask_with_a_learned_bias(compute, monkeypatch):
     monkeypatch.setattr(flex, "missing_tool", lambda _: None)
-    masks = frozenset({"keys", "dense", "pattern"})
+    masks = frozenset({"padding", "mask", "pattern"})
     request = Request(
         "cuda", torch.bfloat16, 2, 3, 197, 197, 64, masks, NEAR, True, True, compute=compute
     )
@@ -242,11 +242,11 @@ def layer_and_call(compiled_with: str):
     layer = MultiHeadAttention2d(24, 3, backend="flex", pattern=Raster())
     compiled = torch.compile(layer, fullgraph=True, backend=compiled_with)
     grid = Grid(3, 5, 1)
-    real = torch.ones(2, 3, 5, dtype=torch.bool)
-    real[0, -1] = False
+    valid = torch.ones(2, 3, 5, dtype=torch.bool)
+    valid[0, -1] = False
     mask = torch.rand(16, 16) > 0.4
     mask[1] = False
-    given = {"padding": real, "mask": mask, "bias": torch.randn(1, 3, 16, 16)}
+    given = {"valid": valid, "mask": mask, "bias": torch.randn(1, 3, 16, 16)}
     x = torch.randn(2, 16, 24)
     return layer, lambda one: one(x, grid, **given), compiled
 
@@ -294,7 +294,7 @@ def test_the_compiled_kernel_equals_float64_and_is_the_one_that_runs(kind, grid,
 @needs_compiler
 def test_the_compiled_kernel_takes_patterns_at_several_lengths():
     for grid in (Grid(14, 20, 1), Grid(9, 7), Grid(5, 6, 2)):
-        check(Mask(pattern=Placed(Neighborhood(5), grid)), None, grid.tokens, torch.float32)
+        check(Mask(pattern=GridPattern(Neighborhood(5), grid)), None, grid.tokens, torch.float32)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, attend_packed, backends
 from vitrail.attention.backends import Backend, Refused, Request, flash_attn
-from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.neighborhood import Neighborhood
 from vitrail.attention.selection import gate
 from vitrail.attention.selection.auto import Auto
@@ -50,7 +50,7 @@ def usable(name: str) -> Backend:
 
 
 def moved(mask: Mask, bias: torch.Tensor | None) -> tuple[Mask, torch.Tensor | None]:
-    parts = {"padding": mask.padding, "allowed": mask.allowed}
+    parts = {"valid": mask.valid, "allowed": mask.allowed}
     parts = {name: part.to(DEVICE) for name, part in parts.items() if part is not None}
     return replace(mask, **parts), None if bias is None else bias.to(DEVICE)
 
@@ -115,7 +115,7 @@ def test_flex_trains_in_fp32_too(kind):
 def test_flex_computes_a_pattern_whose_blocks_are_mostly_hidden():
     usable("flex")
     grid = Grid(32, 24, 1)
-    mask = Mask(pattern=Placed(Neighborhood(5), grid))
+    mask = Mask(pattern=GridPattern(Neighborhood(5), grid))
     q, k, v = torch.randn(3, 1, HEADS, grid.tokens, WIDTH).to(torch.bfloat16)
     expected = attention(q, k, v, visible=mask.visible(q.device))
     out = attend(*(tensor.to(DEVICE) for tensor in (q, k, v)), mask=mask, backend="flex")
@@ -152,9 +152,9 @@ def test_a_compiled_layer_equals_itself_and_keeps_its_kernel(backend):
     compiled = torch.compile(layer, fullgraph=True)
     grid = Grid(12, 16, 5)
     x = torch.randn(BATCH, grid.tokens, HEADS * WIDTH, device=DEVICE, dtype=torch.bfloat16)
-    real = torch.ones(BATCH, 12, 16, dtype=torch.bool, device=DEVICE)
-    real[0, -2:] = False
-    masks = {} if one.refuse(plain(masks=frozenset({"keys"}))) else {"padding": real}
+    valid = torch.ones(BATCH, 12, 16, dtype=torch.bool, device=DEVICE)
+    valid[0, -2:] = False
+    masks = {} if one.refuse(plain(masks=frozenset({"padding"}))) else {"valid": valid}
     sides = []
     for side in (layer, compiled):
         leaf = x.clone().requires_grad_()
@@ -167,7 +167,7 @@ def test_a_compiled_layer_equals_itself_and_keeps_its_kernel(backend):
         compiled(x.requires_grad_(), grid, **masks).sum().backward()
         torch.cuda.synchronize()
 
-    promise = one.kernels(plain(masks=frozenset({"keys"} if masks else ())), compiled=True)
+    promise = one.kernels(plain(masks=frozenset({"padding"} if masks else ())), compiled=True)
     assert_promised(promise, seen_while(call))
     torch._dynamo.reset()
 
@@ -242,7 +242,7 @@ def test_very_negative_scores_under_a_mask_give_finite_gradients(backend, tokens
         assert torch.isfinite(tensor).all()
 
 
-@pytest.mark.parametrize("masks", [(), ("keys",)], ids=str)
+@pytest.mark.parametrize("masks", [(), ("padding",)], ids=str)
 @pytest.mark.parametrize("backend", quick)
 def test_a_backend_passes_the_gate_on_the_gpu(backend, masks):
     one = usable(backend)
@@ -254,8 +254,8 @@ def test_a_backend_passes_the_gate_on_the_gpu(backend, masks):
 
 def test_auto_finds_the_fastest_here(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    choice = Auto().choice(plain(masks=frozenset({"keys"})))
-    assert choice.name in backends.permitted(plain(masks=frozenset({"keys"})))
+    choice = Auto().choice(plain(masks=frozenset({"padding"})))
+    assert choice.name in backends.permitted(plain(masks=frozenset({"padding"})))
     assert len(choice.times) > 1
 
 

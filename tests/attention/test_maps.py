@@ -44,10 +44,10 @@ def images(*size: int) -> torch.Tensor:
 
 def real_pixels() -> torch.Tensor:
     """The last two columns of patches of one image, and the whole of the other, are padding."""
-    real = torch.ones(2, 24, 40, dtype=torch.bool)
-    real[0, :, 24:] = False
-    real[1] = False
-    return real
+    valid = torch.ones(2, 24, 40, dtype=torch.bool)
+    valid[0, :, 24:] = False
+    valid[1] = False
+    return valid
 
 
 def made_of(
@@ -119,7 +119,7 @@ def test_positions_and_a_learned_scale_are_in_the_weights(backend, pattern, posi
 def test_weights_are_0_where_a_pattern_shows_nothing(pattern):
     grid = Grid(3, 5, 1)
     model = build(pattern=pattern, position=RelativeBias())
-    sees = patterns.Placed(pattern, grid).visible(torch.device("cpu"))
+    sees = patterns.GridPattern(pattern, grid).visible(torch.device("cpu"))
     for weights in attention_maps(model, images()).values():
         assert not weights.masked_select(~sees).any()
         assert (weights.masked_select(sees) > 0).all()
@@ -261,8 +261,8 @@ def test_rollout_of_a_model_keeps_what_is_padded_out():
     total = rollout(attention_maps(model, images(), real_pixels()).values())
     assert total.shape == (2, 15, 15)
     columns = total[0].unflatten(-1, (3, 5))
-    real = torch.tensor([True, True, True, False, False]).repeat(3)
-    assert not columns[real][..., 3:].any()
+    valid = torch.tensor([True, True, True, False, False]).repeat(3)
+    assert not columns[valid][..., 3:].any()
     assert torch.equal(total[1], torch.eye(15))
 
 

@@ -43,15 +43,15 @@ def test_a_mask_and_padding_combine_by_and(backend):
     layer = build(backend)
     grid = Grid(3, 5, 1)
     x = torch.randn(2, grid.tokens, DIM)
-    real = torch.rand(2, 3, 5) > 0.4
+    valid = torch.rand(2, 3, 5) > 0.4
     mask = torch.rand(2, HEADS, grid.tokens, grid.tokens) > 0.4
-    keys = torch.cat([torch.ones(2, 1, dtype=torch.bool), real.flatten(1)], dim=1)
+    keys = torch.cat([torch.ones(2, 1, dtype=torch.bool), valid.flatten(1)], dim=1)
     x = x.masked_fill(~keys[..., None], 0.0)
-    out = layer(x, grid, padding=real, mask=mask)
+    out = layer(x, grid, valid=valid, mask=mask)
     expected = layer(x, grid, mask=mask & keys[:, None, None, :])
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
     assert not torch.allclose(out, layer(x, grid, mask=mask), atol=1e-3)
-    assert not torch.allclose(out, layer(x, grid, padding=real), atol=1e-3)
+    assert not torch.allclose(out, layer(x, grid, valid=valid), atol=1e-3)
 
 
 @each_backend
@@ -125,15 +125,15 @@ def test_a_bias_that_is_no_float_is_refused(dtype):
 def test_the_mask_parts_themselves_take_bool_alone(dtype):
     with pytest.raises(ValueError, match=r"Mask\(allowed=\) is torch\.\w+ .* must be torch\.bool"):
         Mask(allowed=torch.ones(1, 1, 4, 4, dtype=dtype))
-    with pytest.raises(ValueError, match=r"Mask\(padding=\) is torch\.\w+ .* must be torch\.bool"):
-        Mask(padding=torch.ones(2, 4, dtype=dtype))
+    with pytest.raises(ValueError, match=r"Mask\(valid=\) is torch\.\w+ .* must be torch\.bool"):
+        Mask(valid=torch.ones(2, 4, dtype=dtype))
 
 
 def test_the_mask_parts_themselves_take_their_own_number_of_axes_alone():
     with pytest.raises(ValueError, match=r"shape \(2, 4, 4\); .* 4 axes"):
         Mask(allowed=torch.ones(2, 4, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"shape \(2, 2, 2\); .* 2 axes"):
-        Mask(padding=torch.ones(2, 2, 2, dtype=torch.bool))
+        Mask(valid=torch.ones(2, 2, 2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_the_formula_itself_takes_a_float_bias_with_four_axes_alone(bias):
 
 
 def test_a_mask_stays_in_its_parts_and_knows_its_kind():
-    padding = torch.ones(2, 4, dtype=torch.bool)
+    valid = torch.ones(2, 4, dtype=torch.bool)
     allowed = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     assert Mask().kinds == frozenset()
-    assert Mask(padding=padding).kinds == {"keys"}
-    assert Mask(allowed=allowed).kinds == {"dense"}
-    assert Mask(padding=padding, allowed=allowed).kinds == {"keys", "dense"}
+    assert Mask(valid=valid).kinds == {"padding"}
+    assert Mask(allowed=allowed).kinds == {"mask"}
+    assert Mask(valid=valid, allowed=allowed).kinds == {"padding", "mask"}
     assert Mask().visible(CPU) is None
-    assert Mask(padding=padding).visible(CPU).shape == (2, 1, 1, 4)
+    assert Mask(valid=valid).visible(CPU).shape == (2, 1, 1, 4)
 
 
 def test_tokens_that_are_not_the_grids_are_refused_with_both_numbers():

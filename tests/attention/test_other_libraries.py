@@ -53,12 +53,12 @@ def test_torchs_multihead_attention_is_equal_once_its_masks_are_inverted(backend
         ours.qkv.weight.copy_(theirs.in_proj_weight)
         ours.qkv.bias.copy_(theirs.in_proj_bias)
         ours.proj.load_state_dict(theirs.out_proj.state_dict())
-    real = torch.rand(2, GRID.rows, GRID.cols) > 0.4
+    valid = torch.rand(2, GRID.rows, GRID.cols) > 0.4
     mask = torch.rand(GRID.tokens, GRID.tokens) > 0.4
-    real[:, 0, 0] = True
+    valid[:, 0, 0] = True
     mask[:, 0] = True
-    x = torch.randn(2, GRID.tokens, DIM) * real.flatten(1)[..., None]
+    x = torch.randn(2, GRID.tokens, DIM) * valid.flatten(1)[..., None]
     expected, _ = theirs(
-        x, x, x, key_padding_mask=~real.flatten(1), attn_mask=~mask, need_weights=False
+        x, x, x, key_padding_mask=~valid.flatten(1), attn_mask=~mask, need_weights=False
     )
-    close(ours(x, GRID, padding=real, mask=mask), expected)
+    close(ours(x, GRID, valid=valid, mask=mask), expected)

@@ -19,20 +19,20 @@ def build(backend: str, **options) -> MultiHeadAttention2d:
 
 
 def last_row_padded(batch: int, grid: Grid) -> torch.Tensor:
-    real = torch.ones(batch, grid.rows, grid.cols, dtype=torch.bool)
-    real[:, -1] = False
-    return real
+    valid = torch.ones(batch, grid.rows, grid.cols, dtype=torch.bool)
+    valid[:, -1] = False
+    return valid
 
 
-def hidden_tokens(real: torch.Tensor, grid: Grid) -> torch.Tensor:
+def hidden_tokens(valid: torch.Tensor, grid: Grid) -> torch.Tensor:
     """(B, N) bool, True = padding; prefix tokens are never padding."""
-    prefix = torch.zeros(len(real), grid.prefix, dtype=torch.bool)
-    return torch.cat([prefix, ~real.flatten(1)], dim=1)
+    prefix = torch.zeros(len(valid), grid.prefix, dtype=torch.bool)
+    return torch.cat([prefix, ~valid.flatten(1)], dim=1)
 
 
-def outputs_and_gradients(layer, x, grid, real):
+def outputs_and_gradients(layer, x, grid, valid):
     x = x.clone().requires_grad_()
-    out = layer(x, grid, padding=real)
+    out = layer(x, grid, valid=valid)
     return out, torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
 
 
@@ -41,12 +41,12 @@ def outputs_and_gradients(layer, x, grid, real):
 def test_what_lies_in_padding_reaches_no_output_and_no_gradient(backend, rubbish):
     layer = build(backend, qk_norm=True)
     x = torch.randn(2, GRID.tokens, DIM)
-    real = last_row_padded(2, GRID)
-    real[1] = False
-    hidden = hidden_tokens(real, GRID)
+    valid = last_row_padded(2, GRID)
+    valid[1] = False
+    hidden = hidden_tokens(valid, GRID)
 
-    clean = outputs_and_gradients(layer, x, GRID, real)
-    dirty = outputs_and_gradients(layer, x.masked_fill(hidden[..., None], rubbish), GRID, real)
+    clean = outputs_and_gradients(layer, x, GRID, valid)
+    dirty = outputs_and_gradients(layer, x.masked_fill(hidden[..., None], rubbish), GRID, valid)
 
     assert torch.isfinite(dirty[0]).all()
     assert torch.equal(dirty[0], clean[0])
@@ -62,7 +62,7 @@ def test_padded_tokens_could_as_well_be_absent(backend, prefix):
     layer = build(backend)
     padded, alone = Grid(3, 5, prefix), Grid(2, 5, prefix)
     x = torch.randn(2, padded.tokens, DIM)
-    out = layer(x, padded, padding=last_row_padded(2, padded))
+    out = layer(x, padded, valid=last_row_padded(2, padded))
     expected = layer(x[:, : alone.tokens], alone)
     torch.testing.assert_close(out[:, : alone.tokens], expected, atol=1e-6, rtol=0)
 
@@ -71,10 +71,10 @@ def test_padded_tokens_could_as_well_be_absent(backend, prefix):
 def test_padding_in_the_middle_of_the_map_is_as_absent_as_at_its_end(backend):
     layer = build(backend)
     grid, alone = Grid(2, 3), Grid(1, 4)
-    real = torch.tensor([[[True, False, True], [True, True, False]]])
+    valid = torch.tensor([[[True, False, True], [True, True, False]]])
     x = torch.randn(1, grid.tokens, DIM)
-    out = layer(x, grid, padding=real)[real.flatten(1)]
-    expected = layer(x[real.flatten(1)][None], alone)[0]
+    out = layer(x, grid, valid=valid)[valid.flatten(1)]
+    expected = layer(x[valid.flatten(1)][None], alone)[0]
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
 
 
@@ -82,12 +82,12 @@ def test_padding_in_the_middle_of_the_map_is_as_absent_as_at_its_end(backend):
 def test_a_sample_that_is_all_padding_gives_zeros_and_harms_no_other_sample(backend):
     layer = build(backend)
     grid = Grid(2, 2)
-    real = torch.tensor([[[True, True], [True, False]], [[False, False], [False, False]]])
+    valid = torch.tensor([[[True, True], [True, False]], [[False, False], [False, False]]])
     x = torch.randn(2, 4, DIM, requires_grad=True)
     before_projection = []
     layer.proj.register_forward_pre_hook(lambda _, inputs: before_projection.append(inputs[0]))
 
-    out = layer(x, grid, padding=real)
+    out = layer(x, grid, valid=valid)
     out[0].square().sum().backward()
 
     assert (before_projection[0][1] == 0).all()
@@ -102,18 +102,16 @@ def test_a_sample_that_is_all_padding_gives_zeros_and_harms_no_other_sample(back
 def test_the_inverted_padding_mask_gives_another_result(backend):
     layer = build(backend)
     x = torch.randn(2, GRID.tokens, DIM)
-    real = last_row_padded(2, GRID)
-    assert not torch.allclose(
-        layer(x, GRID, padding=real), layer(x, GRID, padding=~real), atol=1e-3
-    )
+    valid = last_row_padded(2, GRID)
+    assert not torch.allclose(layer(x, GRID, valid=valid), layer(x, GRID, valid=~valid), atol=1e-3)
 
 
 @each_backend
 def test_padding_is_the_same_as_a_map_and_flattened_row_by_row(backend):
     layer = build(backend)
     x = torch.randn(2, GRID.tokens, DIM)
-    real = torch.rand(2, GRID.rows, GRID.cols) > 0.4
-    assert torch.equal(layer(x, GRID, padding=real), layer(x, GRID, padding=real.flatten(1)))
+    valid = torch.rand(2, GRID.rows, GRID.cols) > 0.4
+    assert torch.equal(layer(x, GRID, valid=valid), layer(x, GRID, valid=valid.flatten(1)))
 
 
 @each_backend
@@ -121,9 +119,7 @@ def test_padding_that_hides_nothing_changes_nothing(backend):
     layer = build(backend)
     x = torch.randn(2, GRID.tokens, DIM)
     everything = torch.ones(2, GRID.rows, GRID.cols, dtype=torch.bool)
-    torch.testing.assert_close(
-        layer(x, GRID, padding=everything), layer(x, GRID), atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(layer(x, GRID, valid=everything), layer(x, GRID), atol=1e-6, rtol=0)
 
 
 @each_backend
@@ -131,10 +127,10 @@ def test_each_sample_keeps_its_own_padding_when_the_batch_is_as_long_as_the_sequ
     layer = build(backend)
     grid = Grid(2, 3)
     x = torch.randn(6, 6, DIM)
-    real = torch.rand(6, 2, 3) > 0.4
-    real[:, 0, 0] = True
-    together = layer(x, grid, padding=real)
-    alone = torch.cat([layer(x[i : i + 1], grid, padding=real[i : i + 1]) for i in range(6)])
+    valid = torch.rand(6, 2, 3) > 0.4
+    valid[:, 0, 0] = True
+    together = layer(x, grid, valid=valid)
+    alone = torch.cat([layer(x[i : i + 1], grid, valid=valid[i : i + 1]) for i in range(6)])
     torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
 
 
@@ -145,16 +141,16 @@ def test_prefix_tokens_see_the_map_and_are_seen_where_every_patch_is_padding():
     value = layer.qkv(x[:, 0]).chunk(3, dim=-1)[2]
     # The class token is the only one that anyone may see, so everyone ends with its value.
     expected = layer.proj(value)[:, None].expand(-1, GRID.tokens, -1)
-    torch.testing.assert_close(layer(x, GRID, padding=nothing), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer(x, GRID, valid=nothing), expected, atol=1e-6, rtol=0)
 
 
 def test_the_layer_for_feature_maps_takes_padding_by_row_and_column():
     torch.manual_seed(0)
     layer = SelfAttention2d(DIM, HEADS)
     x = torch.randn(2, DIM, 4, 6)
-    real = torch.zeros(2, 4, 6, dtype=torch.bool)
-    real[:, :3, :5] = True
-    out = layer(x, padding=real)
+    valid = torch.zeros(2, 4, 6, dtype=torch.bool)
+    valid[:, :3, :5] = True
+    out = layer(x, valid=valid)
     expected = layer(x[:, :, :3, :5])
     torch.testing.assert_close(out[:, :, :3, :5], expected, atol=1e-6, rtol=0)
 
@@ -165,13 +161,11 @@ def test_the_layer_for_feature_maps_takes_padding_by_row_and_column():
 def test_padding_of_another_shape_is_refused_with_the_shapes_that_fit(shape):
     layer = build("reference")
     with pytest.raises(ValueError, match=r"shape \(.*must be \(2, 3, 5\) or \(2, 15\), prefix"):
-        layer(torch.randn(2, GRID.tokens, DIM), GRID, padding=torch.ones(shape, dtype=torch.bool))
+        layer(torch.randn(2, GRID.tokens, DIM), GRID, valid=torch.ones(shape, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.float16])
 def test_padding_made_of_numbers_is_refused_and_told_how_to_become_bool(dtype):
     layer = build("reference")
-    with pytest.raises(
-        ValueError, match=r"padding has dtype torch\.\w+; .*True = real.*\.bool\(\)"
-    ):
-        layer(torch.randn(2, GRID.tokens, DIM), GRID, padding=torch.ones(2, 3, 5, dtype=dtype))
+    with pytest.raises(ValueError, match=r"valid has dtype torch\.\w+; .*True = real.*\.bool\(\)"):
+        layer(torch.randn(2, GRID.tokens, DIM), GRID, valid=torch.ones(2, 3, 5, dtype=dtype))

@@ -41,10 +41,10 @@ class PlainAttention(nn.Module):
 class PlainAttentionOnMap(PlainAttention):
     """The same on a feature map (B, C, H, W), flattened row by row; mask (B, H, W) True = real."""
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         batch, channels, height, width = x.shape
         tokens = x.reshape(batch, channels, height * width).permute(0, 2, 1)
-        mask = None if real is None else real.reshape(batch, 1, 1, height * width)
+        mask = None if valid is None else valid.reshape(batch, 1, 1, height * width)
         out = super().forward(tokens, mask)
         return out.permute(0, 2, 1).reshape(batch, channels, height, width)
 
@@ -94,10 +94,10 @@ def test_a_feature_map_equals_the_plain_formula_flattened_row_by_row(backend, pa
     ours = SelfAttention2d(DIM, HEADS, backend=backend)
     copy_weights(plain, ours)
     x = torch.randn(BATCH, DIM, ROWS, COLS)
-    real = torch.ones(BATCH, ROWS, COLS, dtype=torch.bool)
+    valid = torch.ones(BATCH, ROWS, COLS, dtype=torch.bool)
     if padded:
-        real[0, :, -1] = False
-        real[1, -1] = False
-    x = x * real[:, None]
-    out, expected = ours(x, padding=real if padded else None), plain(x, real if padded else None)
+        valid[0, :, -1] = False
+        valid[1, -1] = False
+    x = x * valid[:, None]
+    out, expected = ours(x, valid=valid if padded else None), plain(x, valid if padded else None)
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)

@@ -60,14 +60,14 @@ def test_an_output_lies_among_the_values_that_may_be_seen(backend, shape, seed, 
 def test_hidden_keys_change_nothing_however_they_change(backend, shape, seed, density):
     q, k, v, _ = drawn(shape, seed, density)
     generator = torch.Generator().manual_seed(seed)
-    real = torch.rand(shape[0], shape[2], generator=generator) < density
-    hidden = ~real[:, None, :, None]
-    out = attend(q, k, v, mask=Mask(padding=real), backend=backend)
+    valid = torch.rand(shape[0], shape[2], generator=generator) < density
+    hidden = ~valid[:, None, :, None]
+    out = attend(q, k, v, mask=Mask(valid=valid), backend=backend)
     other = attend(
         q,
         k.masked_fill(hidden, 30.0),
         v.masked_fill(hidden, -1e4),
-        mask=Mask(padding=real),
+        mask=Mask(valid=valid),
         backend=backend,
     )
     assert torch.equal(out, other)
@@ -92,7 +92,7 @@ def test_without_a_position_the_order_of_tokens_does_not_matter(backend, rows, c
     device=st.sampled_from(["cpu", "cuda", "mps"]),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     width=st.integers(1, 300),
-    masks=st.frozensets(st.sampled_from(["keys", "dense", "pattern"])),
+    masks=st.frozensets(st.sampled_from(["padding", "mask", "pattern"])),
     flags=st.tuples(*[st.booleans()] * 4),
     compute=st.sampled_from([(7, 5), (8, 0), (9, 0), (10, 0)]),
 )

@@ -37,7 +37,7 @@ def test_resolve_returns_the_backend_that_was_named_and_no_other(name):
 @pytest.mark.parametrize("name", ["eager", "reference", "sdpa", "sdpa_math"])
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 @pytest.mark.parametrize(
-    "mask", [frozenset(), frozenset({"keys"}), frozenset({"keys", "dense", "pattern"})]
+    "mask", [frozenset(), frozenset({"padding"}), frozenset({"padding", "mask", "pattern"})]
 )
 def test_the_general_backends_take_everything(name, device, mask):
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -61,8 +61,8 @@ def test_the_general_backends_take_everything(name, device, mask):
         (changed(CPU, dropout=True), "drop attention weights"),
         (changed(CPU, bias=True, bias_grad=True), "give the gradient of a bias"),
         (changed(CPU, device="mps"), "run on mps"),
-        (changed(AMPERE, masks=frozenset({"keys"})), "honour a padding mask"),
-        (changed(AMPERE, masks=frozenset({"dense"})), "honour an attention mask"),
+        (changed(AMPERE, masks=frozenset({"padding"})), "honour a padding mask"),
+        (changed(AMPERE, masks=frozenset({"mask"})), "honour an attention mask"),
         (changed(AMPERE, bias=True), "add a bias to the scores"),
         (changed(AMPERE, dtype=torch.float32), "compute in float32"),
         (changed(AMPERE, dtype=torch.float64), "compute in float64"),
@@ -86,10 +86,10 @@ def test_flash_says_what_it_cannot_do_and_who_can(request_, clash):
     "request_",
     [
         CPU,
-        changed(CPU, masks=frozenset({"keys"})),
-        changed(CPU, masks=frozenset({"dense"}), bias=True),
+        changed(CPU, masks=frozenset({"padding"})),
+        changed(CPU, masks=frozenset({"mask"}), bias=True),
         changed(CPU, dtype=torch.float64, width=6),
-        changed(CPU, bias=True, bias_grad=False, masks=frozenset({"dense"})),
+        changed(CPU, bias=True, bias_grad=False, masks=frozenset({"mask"})),
         AMPERE,
         changed(AMPERE, dtype=torch.float16, width=256),
         changed(AMPERE, dropout=True),
@@ -103,7 +103,7 @@ def test_flash_takes_what_its_kernel_takes(request_):
 
 
 def test_a_refusal_lists_every_clash_at_once():
-    request = changed(AMPERE, dtype=torch.float32, masks=frozenset({"dense"}), width=300)
+    request = changed(AMPERE, dtype=torch.float32, masks=frozenset({"mask"}), width=300)
     with pytest.raises(Refused) as refusal:
         resolve(request, "sdpa_flash")
     for clash in ("float32", "an attention mask", "head width 300"):
@@ -169,7 +169,7 @@ def test_a_call_is_refused_as_its_request_is():
 
 def test_a_capability_lacks_nothing_by_default():
     everything = changed(
-        CPU, masks=frozenset({"dense"}), bias=True, bias_grad=True, dropout=True, width=4096
+        CPU, masks=frozenset({"mask"}), bias=True, bias_grad=True, dropout=True, width=4096
     )
     assert Capability().missing(everything) == []
     assert Capability(backward=False).missing(CPU) == ["compute gradients"]

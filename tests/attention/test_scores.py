@@ -120,7 +120,7 @@ def test_the_bias_is_added_after_the_scale(backend):
 def test_one_query_may_look_at_many_keys(backend):
     torch.manual_seed(0)
     q, (k, v) = torch.randn(2, 3, 1, 8), torch.randn(2, 2, 3, 15, 8)
-    mask = Mask(padding=torch.rand(2, 15) > 0.4)
+    mask = Mask(valid=torch.rand(2, 15) > 0.4)
     for ours, theirs in zip(*with_gradients(backend, q, k, v, mask=mask), strict=True):
         assert_near("output or gradient", ours, theirs)
 

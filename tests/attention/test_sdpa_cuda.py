@@ -20,7 +20,7 @@ from .oracle import assert_near, attention
 HALF = Request(
     "cuda", torch.bfloat16, batch=2, heads=3, queries=197, keys=197, width=64, compute=(8, 0)
 )
-KEYS, DENSE, PATTERN = ({kind} for kind in ("keys", "dense", "pattern"))
+KEYS, DENSE, PATTERN = ({kind} for kind in ("padding", "mask", "pattern"))
 ENABLED = {
     SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
     SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -149,9 +149,9 @@ def call(name: str, tokens: int, *, queries: int | None = None, masked: bool = F
     with FakeTensorMode():
         q = torch.empty(2, 3, queries or tokens, 8, device="cuda", dtype=torch.bfloat16)
         k = torch.empty(2, 3, tokens, 8, device="cuda", dtype=torch.bfloat16)
-        padding = torch.empty(2, tokens, device="cuda", dtype=torch.bool) if masked else None
+        valid = torch.empty(2, tokens, device="cuda", dtype=torch.bool) if masked else None
         out = backends.load(name)(
-            q, k, k, mask=Mask(padding=padding), bias=None, scale=0.3, dropout_p=0.25
+            q, k, k, mask=Mask(valid=valid), bias=None, scale=0.3, dropout_p=0.25
         )
         assert out.shape == q.shape
 
@@ -219,8 +219,8 @@ def test_a_call_whose_dead_rows_are_spared_is_still_attention(kernel, kind):
 
 
 def test_rows_of_a_padding_mask_are_spared_by_the_sample():
-    padding = torch.tensor([[True, False], [False, False]])
-    bias, dead = without_dead_rows(padding[:, None, None, :])
+    valid = torch.tensor([[True, False], [False, False]])
+    bias, dead = without_dead_rows(valid[:, None, None, :])
     assert bias[:, 0, 0].tolist() == [[True, False], [True, True]]
     assert dead.flatten().tolist() == [False, True]
 

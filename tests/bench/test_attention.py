@@ -14,7 +14,7 @@ from vitrail.attention import Grid, attend, backends
 from vitrail.attention.backends import flex
 from vitrail.attention.backends.eager import Eager
 from vitrail.attention.backends.sdpa_flash import SdpaFlash
-from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.axial import Axial
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.patterns.neighborhood import Neighborhood
@@ -72,7 +72,7 @@ def reasons(rows: Sequence[Row]) -> dict[str, set[str]]:
 def test_each_combination_has_a_row_a_backend_and_pass_with_the_same_columns(bench):
     measurement = bench(
         shapes=[[2, 2, 15, 8], [1, 2, [3, 4], 6]],
-        masks=["none", "dense"],
+        masks=["none", "mask"],
         dtypes=["float32", "bfloat16"],
     )
     assert len(measurement.cells()) == len({cell.key for cell in measurement.cells()}) == 8
@@ -251,14 +251,14 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize(
-    "masks", [frozenset(), frozenset({"keys"}), frozenset({"dense"})], ids=sorted
+    "masks", [frozenset(), frozenset({"padding"}), frozenset({"mask"})], ids=sorted
 )
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_a_pattern_computes_what_its_rule_as_a_mask_does(pattern, masks):
     call = call_of(pattern, Grid(5, 7, 1), masks)
     sample = call.sample()
     leaves = list(sample.learned().values())
-    mask = replace(sample.mask, pattern=Placed(pattern, call.shape.grid))
+    mask = replace(sample.mask, pattern=GridPattern(pattern, call.shape.grid))
     out = attend(sample.q, sample.k, sample.v, mask=mask, backend="reference")
     gradients = torch.autograd.grad(out, leaves, sample.grad)
     ours = call.function(backends.load("eager"), sample)()
@@ -275,7 +275,7 @@ def test_what_is_asked_of_backends_is_known_before_they_are_called(pattern, back
             self.refuse(backends.Request.of(q, k, v, mask, bias, dropout_p))
             return torch.zeros_like(q)
 
-    call = call_of(pattern, Grid(5, 7, 1), frozenset({"keys"}), backward=backward)
+    call = call_of(pattern, Grid(5, 7, 1), frozenset({"padding"}), backward=backward)
     recorder = Asked()
     with torch.set_grad_enabled(backward):
         replace(call, backward=False).function(recorder, call.sample())()
@@ -287,7 +287,7 @@ def test_operations_are_those_of_the_pairs_that_a_pattern_lets_see():
     full = call_of(Full(), Grid(4, 6), backward=False)
     assert full.operations == 4 * 8 * 24**2 * 2 * 3
     assert replace(full, backward=True).operations == 3 * full.operations
-    assert replace(full, masks=frozenset({"dense"})).operations == full.operations
+    assert replace(full, masks=frozenset({"mask"})).operations == full.operations
     rows = call_of(Axial("rows"), Grid(4, 6), backward=False)
     assert rows.operations * 4 == full.operations
 
@@ -340,7 +340,7 @@ def test_anything_else_is_no_shape(shape):
         ({"shapes": []}, r"bench.shapes=\[\] leaves nothing to measure"),
         ({"backends": []}, r"bench.backends=\[\] leaves nothing to measure"),
         ({"dtypes": ["float31"]}, "bench.dtypes has float31; use float32, bfloat16"),
-        ({"masks": ["padding"]}, "bench.masks has padding; use none, keys, dense"),
+        ({"masks": ["dense"]}, "bench.masks has dense; use none, padding, mask"),
         ({"backends": ["flex2"]}, "backend=flex2 does not exist; did you mean flex"),
         ({"rounds": 2}, "bench.rounds=2 shows no noise; use 3 or more"),
         ({"seconds": -1}, "bench.seconds=-1 measures nothing; use above 0"),
@@ -383,5 +383,5 @@ def test_a_call_written_out_takes_memory_for_its_scores_and_flash_does_not():
 
 
 def test_masks_and_patterns_reach_the_process_that_measures_memory():
-    call = call_of(Window(3), Grid(5, 7, 1), frozenset({"keys"}))
+    call = call_of(Window(3), Grid(5, 7, 1), frozenset({"padding"}))
     assert peak_mib(function_of, call, "eager", False, device="cpu") is not None

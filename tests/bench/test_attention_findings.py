@@ -129,7 +129,7 @@ def test_dtypes_share_a_chart_and_passes_masks_and_patterns_have_their_own():
     half = [{**one, "dtype": "bfloat16"} for one in BOTH]
     assert len(findings([*BOTH, *half]).charts) == 2
     assert len(findings([*BOTH, *half]).charts[0].lines) == 4
-    other = [{**one, "mask": "keys", "pattern": "Window(size=(4, 4))"} for one in BOTH]
+    other = [{**one, "mask": "padding", "pattern": "Window(size=(4, 4))"} for one in BOTH]
     charts = findings([*BOTH, *other]).charts
     assert len({chart.name for chart in charts}) == len(charts) == 4
     assert charts[2].title == "Time of forward of (1, 2, N, 64), mask keys, Window(size=(4, 4))"
@@ -148,7 +148,7 @@ def test_figures_tell_every_row_apart():
         {**one, **change}
         for one in BOTH
         for change in (
-            {}, {"mask": "keys"}, {"pattern": "Raster()"}, {"compiled": True}, {"heads": 3},
+            {}, {"mask": "padding"}, {"pattern": "Raster()"}, {"compiled": True}, {"heads": 3},
             {"pass": "forward+backward"}, {"dtype": "bfloat16"}, {"map": "8 x 8"},
         )
     ]  # fmt: skip

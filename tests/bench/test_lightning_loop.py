@@ -50,7 +50,7 @@ def test_each_takes_its_turn_in_every_round_and_is_charged_for_that_alone():
     clock, calls = FakeClock(), []
     others = {"a": clock.takes(1.0), "b": clock.takes(2.0)}
     noted = {name: lambda n=name, f=f: (calls.append(n), f()) for name, f in others.items()}
-    turns = Turns(noted, BATCH, steps=3, device="tpu", rounds=2, read=clock)
+    turns = Turns(noted, BATCH, steps=3, device="tpu", rounds=2, clock=clock)
     batches = iter(turns)
     for _ in range(len(turns)):
         next(batches)
@@ -68,7 +68,7 @@ def test_each_takes_its_turn_in_every_round_and_is_charged_for_that_alone():
 
 def test_what_the_first_round_takes_is_not_counted():
     clock = FakeClock()
-    turns = Turns({}, BATCH, steps=1, device="cpu", rounds=1, read=clock)
+    turns = Turns({}, BATCH, steps=1, device="cpu", rounds=1, clock=clock)
     for number, _ in enumerate(turns):
         clock.now += 100.0 if number == 0 else 1.0
     assert turns.times[LIGHTNING].seconds == (1.0,)
@@ -81,7 +81,7 @@ def test_a_slow_moment_meets_all():
     def other() -> None:
         clock.now += slow.get(next(rounds), 1.0)
 
-    turns = Turns({"a": other}, BATCH, steps=1, device="cpu", rounds=4, read=clock)
+    turns = Turns({"a": other}, BATCH, steps=1, device="cpu", rounds=4, clock=clock)
     for number, _ in enumerate(turns):
         clock.now += slow.get(number, 1.0)
     assert turns.times["a"].seconds == turns.times[LIGHTNING].seconds == (1.0, 1.0, 5.0, 1.0)

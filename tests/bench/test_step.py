@@ -98,7 +98,7 @@ def test_figures_follow_from_the_turns(bench):
     assert row["step_ms"] == pytest.approx(1000 * 0.25 / 3)
     assert row["images_per_second"] == pytest.approx(4 * 3 / 0.25)
     assert row["step_ms_p10"] <= row["step_ms"] <= row["step_ms_p90"]
-    flops = 4 * forward_flops(one._settings["inference"].plan.outline, (8, 12))
+    flops = 4 * forward_flops(one._settings["inference"].plan.meta_model, (8, 12))
     assert row["mfu_percent"] == pytest.approx(100 * flops / (0.25 / 3) / PEAK)
     assert row["time_vs_timm"] == 1.0
     weights = one._settings["inference"].network.state_dict().values()

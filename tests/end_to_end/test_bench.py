@@ -10,7 +10,7 @@ from vitrail.attention.backends import flex
 
 TINY = (
     "trainer=cpu", "logger=none", "bench.shapes=[[2,2,16,8],[1,2,[3,4],6]]", "bench.rounds=3",
-    "bench.dtypes=[float32]", "bench.masks=[none,dense]", "hydra.run.dir=bench",
+    "bench.dtypes=[float32]", "bench.masks=[none,mask]", "hydra.run.dir=bench",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_loading_is_measured_on_the_data_that_the_command_names(command, tmp_pat
         "bench.shapes=[[2,2,16]]": "bench.shapes has [2, 2, 16]; a shape is [batch, heads, tokens,",
         "bench.shapes=[]": "bench.shapes=[] leaves nothing to measure",
         "bench.dtypes=[float31]": "bench.dtypes has float31; use float32, bfloat16",
-        "bench.masks=[padding]": "bench.masks has padding; use none, keys, dense",
+        "bench.masks=[dense]": "bench.masks has dense; use none, padding, mask",
         "bench.backends=[flex2]": "backend=flex2 does not exist",
         "bench.rounds=0": "bench.rounds=0 shows no noise; use 3 or more",
         "bench.patterns=[windw]": "pattern=windw does not exist; did you mean window or",

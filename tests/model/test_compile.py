@@ -22,12 +22,12 @@ def check(compiled_with: str, padded: bool, **options) -> None:
     torch.manual_seed(0)
     model = small_vit(**options)
     images = torch.randn(2, 3, 24, 32)
-    real = torch.ones(2, 24, 32, dtype=torch.bool)
-    real[0, :, 16:] = False
+    valid = torch.ones(2, 24, 32, dtype=torch.bool)
+    valid[0, :, 16:] = False
     sides = []
     for call in (model, torch.compile(model, fullgraph=True, backend=compiled_with)):
         model.zero_grad()
-        logits = call(images, real if padded else None)
+        logits = call(images, valid if padded else None)
         logits.square().sum().backward()
         sides.append([logits, *(parameter.grad for parameter in model.parameters())])
     for plain, compiled in zip(*sides, strict=True):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.rope import Rope, RopeMixed
 from vitrail.attention.positions.sincos import SinCos
-from vitrail.model.vit import real_patches
+from vitrail.model.vit import valid_patches
 
 from .small import ON_CPU, small_vit
 
@@ -23,9 +23,9 @@ def padded(images: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor,
     batch, _, rows, cols = images.shape
     canvas = torch.randn(batch, 3, height, width) * 100
     canvas[:, :, :rows, :cols] = images
-    real = torch.zeros(batch, height, width, dtype=torch.bool)
-    real[:, :rows, :cols] = True
-    return canvas, real
+    valid = torch.zeros(batch, height, width, dtype=torch.bool)
+    valid[:, :rows, :cols] = True
+    return canvas, valid
 
 
 @each_pool
@@ -34,8 +34,8 @@ def padded(images: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor,
 def test_a_padded_image_equals_itself_without_padding(position, backend, pool):
     model = small_vit(position=position, backend=backend, pool=pool, registers=2)
     images = torch.randn(2, 3, 16, 24)
-    canvas, real = padded(images, 32, 40)
-    torch.testing.assert_close(model(canvas, real), model(images), atol=1e-5, rtol=0)
+    canvas, valid = padded(images, 32, 40)
+    torch.testing.assert_close(model(canvas, valid), model(images), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("class_token", [False, True])
@@ -43,17 +43,17 @@ def test_images_of_different_sizes_share_a_batch(class_token):
     model = small_vit(position=Rope(), pool="avg", class_token=class_token)
     wide, tall = torch.randn(1, 3, 8, 32), torch.randn(1, 3, 24, 16)
     batch = [padded(image, 24, 32) for image in (wide, tall)]
-    canvas, real = (torch.cat(parts) for parts in zip(*batch, strict=True))
+    canvas, valid = (torch.cat(parts) for parts in zip(*batch, strict=True))
     expected = torch.cat([model(wide), model(tall)])
-    torch.testing.assert_close(model(canvas, real), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(canvas, valid), expected, atol=1e-5, rtol=0)
 
 
 def test_an_image_that_ends_inside_a_patch_equals_itself_filled_up_with_zeros():
     model = small_vit(position=SinCos())
     images = torch.randn(2, 3, 13, 21)
-    canvas, real = padded(images, 32, 40)
+    canvas, valid = padded(images, 32, 40)
     filled = torch.nn.functional.pad(images, (0, 3, 0, 3))
-    torch.testing.assert_close(model(canvas, real), model(filled), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(canvas, valid), model(filled), atol=1e-5, rtol=0)
 
 
 @each_pool
@@ -62,17 +62,17 @@ def test_an_image_that_ends_inside_a_patch_equals_itself_filled_up_with_zeros():
 def test_rubbish_in_padding_reaches_no_logit_and_no_gradient(backend, pool, rubbish):
     model = small_vit(backend=backend, pool=pool, registers=2, qk_norm=True, layer_scale=0.1)
     images = torch.randn(3, 3, 24, 32)
-    real = torch.ones(3, 24, 32, dtype=torch.bool)
-    real[0, :, 20:] = False
-    real[1] = False
+    valid = torch.ones(3, 24, 32, dtype=torch.bool)
+    valid[0, :, 20:] = False
+    valid[1] = False
     sides = []
     for filling in (0.0, rubbish):
         model.zero_grad()
-        leaf = images.masked_fill(~real[:, None], filling).requires_grad_()
-        logits = model(leaf, real)
+        leaf = images.masked_fill(~valid[:, None], filling).requires_grad_()
+        logits = model(leaf, valid)
         logits.square().sum().backward()
         sides.append([logits, leaf.grad, *(p.grad.clone() for p in model.parameters())])
-        assert (leaf.grad[~real[:, None].expand_as(leaf)] == 0).all()
+        assert (leaf.grad[~valid[:, None].expand_as(leaf)] == 0).all()
     for clean, dirty in zip(*sides, strict=True):
         assert torch.isfinite(dirty).all()
         assert torch.equal(dirty, clean)
@@ -92,9 +92,9 @@ def test_rubbish_in_padding_reaches_no_logit_and_no_gradient(backend, pool, rubb
 def test_a_sample_that_is_all_padding_is_finite_and_harms_no_other(pool, prefix):
     model = small_vit(pool=pool, **prefix)
     images = torch.randn(2, 3, 24, 32)
-    real = torch.ones(2, 24, 32, dtype=torch.bool)
-    real[1] = False
-    logits = model(images, real)
+    valid = torch.ones(2, 24, 32, dtype=torch.bool)
+    valid[1] = False
+    logits = model(images, valid)
     assert torch.isfinite(logits).all()
     torch.testing.assert_close(logits[:1], model(images[:1]), atol=1e-5, rtol=0)
     logits[0].square().sum().backward()
@@ -105,9 +105,9 @@ def test_a_sample_that_is_all_padding_is_finite_and_harms_no_other(pool, prefix)
 def test_rubbish_in_padding_stays_out_of_the_statistics_of_a_convolutional_stem():
     model = small_vit(stem="conv").train()
     images = torch.randn(2, 3, 24, 32)
-    real = torch.ones(2, 24, 32, dtype=torch.bool)
-    real[:, :, 16:] = False
-    logits = model(images.masked_fill(~real[:, None], float("nan")), real)
+    valid = torch.ones(2, 24, 32, dtype=torch.bool)
+    valid[:, :, 16:] = False
+    logits = model(images.masked_fill(~valid[:, None], float("nan")), valid)
     assert torch.isfinite(logits).all()
     for buffer in model.buffers():
         assert torch.isfinite(buffer).all()
@@ -116,24 +116,24 @@ def test_rubbish_in_padding_stays_out_of_the_statistics_of_a_convolutional_stem(
 def test_the_inverted_padding_mask_gives_another_result():
     model = small_vit()
     images = torch.randn(2, 3, 24, 32)
-    real = torch.zeros(2, 24, 32, dtype=torch.bool)
-    real[:, :16] = True
-    assert not torch.allclose(model(images, real), model(images, ~real), atol=1e-3)
+    valid = torch.zeros(2, 24, 32, dtype=torch.bool)
+    valid[:, :16] = True
+    assert not torch.allclose(model(images, valid), model(images, ~valid), atol=1e-3)
 
 
 def test_a_patch_is_real_when_any_of_its_pixels_is():
-    real = torch.zeros(2, 8, 12, dtype=torch.bool)
-    real[0, 3, 11] = True
-    real[1, 7, 0] = True
+    valid = torch.zeros(2, 8, 12, dtype=torch.bool)
+    valid[0, 3, 11] = True
+    valid[1, 7, 0] = True
     expected = torch.zeros(2, 2, 3, dtype=torch.bool)
     expected[0, 0, 2] = True
     expected[1, 1, 0] = True
-    assert torch.equal(real_patches(real, (4, 4)), expected)
+    assert torch.equal(valid_patches(valid, (4, 4)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
 def test_padding_made_of_numbers_is_refused(dtype):
-    with pytest.raises(ValueError, match=r"padding is torch\.\w+ .* must be torch\.bool"):
+    with pytest.raises(ValueError, match=r"valid is torch\.\w+ .* must be torch\.bool"):
         small_vit()(torch.randn(2, 3, 24, 32), torch.ones(2, 24, 32, dtype=dtype))
 
 
@@ -141,7 +141,7 @@ def test_padding_made_of_numbers_is_refused(dtype):
     "shape", [(2, 3, 4), (2, 12), (24, 32), (1, 24, 32), (2, 32, 24), (2, 1, 24, 32)], ids=str
 )
 def test_padding_of_another_shape_is_refused_with_the_shape_that_fits(shape):
-    with pytest.raises(ValueError, match=r"padding .* torch\.bool of shape \(2, 24, 32\)"):
+    with pytest.raises(ValueError, match=r"valid .* torch\.bool of shape \(2, 24, 32\)"):
         small_vit()(torch.randn(2, 3, 24, 32), torch.ones(shape, dtype=torch.bool))
 
 
@@ -159,5 +159,5 @@ def test_any_image_on_any_larger_canvas_equals_itself(
 ):
     model = small_vit(position=FREE[position], pool=pool, depth=1)
     images = torch.randn(1, 3, 8 * rows, 8 * cols)
-    canvas, real = padded(images, 8 * (rows + more_rows), 8 * (cols + more_cols))
-    torch.testing.assert_close(model(canvas, real), model(images), atol=1e-5, rtol=0)
+    canvas, valid = padded(images, 8 * (rows + more_rows), 8 * (cols + more_cols))
+    torch.testing.assert_close(model(canvas, valid), model(images), atol=1e-5, rtol=0)

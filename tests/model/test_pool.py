@@ -39,8 +39,8 @@ def test_token_pool_reads_the_first_token():
 
 def test_average_pool_leaves_prefix_and_padding_out():
     x = torch.randn(2, GRID.tokens, 4)
-    real = torch.tensor([[[True, True, False], [False, False, False]], [[True] * 3] * 2])
-    out = AveragePool()(x, GRID, real)
+    valid = torch.tensor([[[True, True, False], [False, False, False]], [[True] * 3] * 2])
+    out = AveragePool()(x, GRID, valid)
     torch.testing.assert_close(out[0], x[0, 2:4].mean(0))
     torch.testing.assert_close(out[1], x[1, 2:].mean(0))
     torch.testing.assert_close(AveragePool()(x, GRID, None), x[:, 2:].mean(1))
@@ -57,16 +57,16 @@ def test_attention_pool_looks_at_the_real_tokens_on_the_map_alone(backend):
     torch.manual_seed(0)
     pool = AttentionPool(8, 2, mlp_ratio=2.0, backend=backend)
     x = torch.randn(2, GRID.tokens, 8)
-    real = torch.zeros(2, 2, 3, dtype=torch.bool)
-    real[:, 0] = True
-    out = pool(x, GRID, real)
+    valid = torch.zeros(2, 2, 3, dtype=torch.bool)
+    valid[:, 0] = True
+    out = pool(x, GRID, valid)
     torch.testing.assert_close(out, pool(x[:, 2:5], Grid(1, 3), None), atol=1e-6, rtol=0)
     other = x.clone()
     other[:, :2] = 50.0
     other[:, 5:] = 50.0
-    assert torch.equal(pool(other, GRID, real), out)
+    assert torch.equal(pool(other, GRID, valid), out)
     other[:, 3] += 1.0
-    assert not torch.equal(pool(other, GRID, real), out)
+    assert not torch.equal(pool(other, GRID, valid), out)
 
 
 def test_attention_pool_knows_its_backend_when_it_is_built():

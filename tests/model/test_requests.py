@@ -26,7 +26,7 @@ def asked(monkeypatch):
     return requests
 
 
-def outline(**changes) -> ViT:
+def meta_model(**changes) -> ViT:
     with torch.device("meta"):
         return ViT(**(SIZES | changes))
 
@@ -59,7 +59,7 @@ def test_the_plan_is_what_the_forward_asks(asked, options, dtype, training, padd
         model(torch.randn(2, 3, *size), real)
     said = list(asked)
     plan = planned(
-        outline(**options),
+        meta_model(**options),
         torch.empty(2, 3, *size, device="meta"),
         None if real is None else real.to("meta"),
         training=training,
@@ -71,7 +71,7 @@ def test_the_plan_is_what_the_forward_asks(asked, options, dtype, training, padd
 
 
 def test_each_planned_layer_is_a_module_that_keeps_its_backend_and_mode():
-    model = outline(backend="eager", pool="map").train()
+    model = meta_model(backend="eager", pool="map").train()
     plan = planned(model, torch.empty(2, 3, 24, 32, device="meta"))
     assert model.training
     assert list(plan) == list(attention_layers(model))
@@ -80,7 +80,7 @@ def test_each_planned_layer_is_a_module_that_keeps_its_backend_and_mode():
 
 
 def test_a_plan_that_fails_leaves_the_backends_in_their_place():
-    model = outline(backend="eager")
+    model = meta_model(backend="eager")
     with pytest.raises(ValueError, match="image size 24x30 does not divide"):
         planned(model, torch.empty(2, 3, 24, 30, device="meta"))
     assert model.blocks[0].attn.backend is backends.load("eager")

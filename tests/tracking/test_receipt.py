@@ -5,14 +5,14 @@ import torch
 
 from vitrail.attention import Grid
 from vitrail.attention.backends import Request
-from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.full import Full
 from vitrail.tracking.environment import describe
 from vitrail.tracking.kernel_watch import SeenKernels
 from vitrail.tracking.receipt import LayerReceipt, Receipt, earlier_parts
 
 ASKED = Request("cpu", torch.bfloat16, batch=8, heads=3, queries=65, keys=65, width=64)
-PATTERN = Placed(Full(), Grid(8, 8, 1))
+PATTERN = GridPattern(Full(), Grid(8, 8, 1))
 
 
 def receipt(**layers) -> Receipt:
@@ -23,7 +23,7 @@ NAMED = LayerReceipt([ASKED], requested="sdpa", chosen="sdpa", why="named")
 CHOSEN = LayerReceipt(
     [
         replace(ASKED, dtype=torch.float32, compute=(9, 0)),
-        replace(ASKED, queries=1, masks=frozenset({"pattern", "keys"}), pattern=PATTERN),
+        replace(ASKED, queries=1, masks=frozenset({"pattern", "padding"}), pattern=PATTERN),
     ],
     requested="auto",
     chosen="eager",
@@ -48,7 +48,7 @@ def test_it_says_per_layer_what_was_asked_and_what_ran(tmp_path):
     chosen = written["layers"]["blocks.1.attn"]
     whole, prefix = chosen.pop("requests")
     assert (whole["dtype"], whole["compute"], whole["masks"]) == ("float32", [9, 0], [])
-    assert (prefix["queries"], prefix["masks"]) == (1, ["keys", "pattern"])
+    assert (prefix["queries"], prefix["masks"]) == (1, ["padding", "pattern"])
     assert prefix["pattern"] == str(PATTERN)
     assert chosen == {
         "requested": "auto",

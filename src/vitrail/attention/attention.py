@@ -12,7 +12,7 @@ from vitrail.attention.backends import Backend, Request
 from vitrail.attention.backends.reference import attention_weights
 from vitrail.attention.edge import check_call, check_dropout
 from vitrail.attention.grid import Grid
-from vitrail.attention.mask import Mask, attention_bias, attention_mask, token_padding
+from vitrail.attention.mask import Mask, attention_bias, attention_mask, valid_tokens
 from vitrail.attention.patterns import Call, Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
@@ -100,17 +100,17 @@ class MultiHeadAttention2d(nn.Module):
         x: Tensor,
         grid: Grid,
         *,
-        padding: Tensor | None = None,
+        valid: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
         """(B, N, dim) -> (B, N, dim) with N = grid.tokens, prefix tokens first.
 
-        padding: (B, rows, cols) or (B, rows * cols) bool, True = real; its content cannot leak.
+        valid: (B, rows, cols) or (B, rows * cols) bool, True = real; its content cannot leak.
         mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column).
         bias: like mask, float, added to the scaled scores. Several masks combine by AND.
         """
-        whole, tile_bias = self._project(x, grid, padding, mask, bias)
+        whole, tile_bias = self._project(x, grid, valid, mask, bias)
         calls = self.pattern.split(whole, tile_bias, grid)
         out = self.pattern.join([self._attend(call) for call in calls], grid)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
@@ -120,7 +120,7 @@ class MultiHeadAttention2d(nn.Module):
         x: Tensor,
         grid: Grid,
         *,
-        padding: Tensor | None = None,
+        valid: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
@@ -129,17 +129,17 @@ class MultiHeadAttention2d(nn.Module):
         By the reference formula, in at least fp32, whatever the backend; without dropout. Rows add
         up to 1, and to 0 where a token may see nothing.
         """
-        whole, tile_bias = self._project(x, grid, padding, mask, bias)
+        whole, tile_bias = self._project(x, grid, valid, mask, bias)
         # Weights are what comes of v = identity, which a pattern splits and joins like any other v.
         whole = replace(whole, v=torch.eye(grid.tokens, device=x.device).expand(len(x), 1, -1, -1))
         calls = self.pattern.split(whole, tile_bias, grid)
         return self.pattern.join([self._weights(call, whole.v) for call in calls], grid)
 
-    def _project(self, x, grid, padding, mask, bias) -> tuple[Call, Tensor | None]:
+    def _project(self, x, grid, valid, mask, bias) -> tuple[Call, Tensor | None]:
         """The whole call before a pattern splits it, and the bias of each tile."""
-        mask, bias = self._combine(x, grid, padding, mask, bias)
-        if mask.padding is not None:
-            x = x.masked_fill(~mask.padding[..., None], 0.0)
+        mask, bias = self._combine(x, grid, valid, mask, bias)
+        if mask.valid is not None:
+            x = x.masked_fill(~mask.valid[..., None], 0.0)
         q, k, v = rearrange(self.qkv(x), "b n (s h d) -> s b h n d", s=3, h=self.heads)
         q, k = self.position.rotate(self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), grid)
         tile, places = self.pattern.tile(grid), self.pattern.places(grid, x.device)
@@ -167,7 +167,7 @@ class MultiHeadAttention2d(nn.Module):
             # A call that was not split has its weights already, and N³ operations to save.
             return weights if call.v is identity else weights @ call.v.to(weights.dtype)
 
-    def _combine(self, x, grid, padding, mask, bias) -> tuple[Mask, Tensor | None]:
+    def _combine(self, x, grid, valid, mask, bias) -> tuple[Mask, Tensor | None]:
         batch, tokens, _ = x.shape
         if tokens != grid.tokens:
             raise UserError(
@@ -175,7 +175,7 @@ class MultiHeadAttention2d(nn.Module):
             )
         return (
             Mask(
-                padding=token_padding(padding, grid, batch),
+                valid=valid_tokens(valid, grid, batch),
                 allowed=attention_mask(mask, batch, self.heads, tokens),
             ),
             attention_bias(bias, batch, self.heads, tokens),
@@ -189,25 +189,25 @@ class SelfAttention2d(MultiHeadAttention2d):
         self,
         x: Tensor,
         *,
-        padding: Tensor | None = None,
+        valid: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """padding: (B, H, W) bool, True = real; mask, bias: as for `MultiHeadAttention2d`."""
+        """valid: (B, H, W) bool, True = real; mask, bias: as for `MultiHeadAttention2d`."""
         tokens, grid = _tokens(x)
-        tokens = super().forward(tokens, grid, padding=padding, mask=mask, bias=bias)
+        tokens = super().forward(tokens, grid, valid=valid, mask=mask, bias=bias)
         return rearrange(tokens, "b (h w) c -> b c h w", h=grid.rows)
 
     def weights(
         self,
         x: Tensor,
         *,
-        padding: Tensor | None = None,
+        valid: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
         """(B, h, H * W, H * W), see `MultiHeadAttention2d.weights`."""
-        return super().weights(*_tokens(x), padding=padding, mask=mask, bias=bias)
+        return super().weights(*_tokens(x), valid=valid, mask=mask, bias=bias)
 
 
 def _tokens(x: Tensor) -> tuple[Tensor, Grid]:

@@ -45,7 +45,7 @@ def check_call(
     for name, tensor, axes in (
         ("mask=", mask.allowed, full),
         ("bias=", bias, full),
-        ("Mask(padding=)", mask.padding, ((batch,), (keys,))),
+        ("Mask(valid=)", mask.valid, ((batch,), (keys,))),
     ):
         if tensor is None:
             continue

@@ -17,7 +17,7 @@ from vitrail.errors import UserError
 def attention_maps(
     model: nn.Module,
     images: Tensor,
-    padding: Tensor | None = None,
+    valid: Tensor | None = None,
     *,
     layers: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ def attention_maps(
     try:
         # A graph that was compiled without the hooks would not call them.
         with _evaluating(model), torch.compiler.set_stance("force_eager"):
-            model(images) if padding is None else model(images, padding)
+            model(images) if valid is None else model(images, valid)
     finally:
         for hook in hooks:
             hook.remove()

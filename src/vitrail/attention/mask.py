@@ -31,18 +31,18 @@ class Predicate(Protocol):
 class Mask:
     """Who may see whom, still in parts so that a backend can lower it its own best way.
 
-    padding: (B, N) bool, True = the key is real. allowed: (1|B, 1|h, N, N) bool, True = the query
+    valid: (B, N) bool, True = the key is real. allowed: (1|B, 1|h, N, N) bool, True = the query
     (third axis) may see the key (fourth axis). pattern: a rule in place of such a tensor. Each may
     be None; all None means that everyone sees everyone.
     """
 
-    padding: Tensor | None = None
+    valid: Tensor | None = None
     allowed: Tensor | None = None
     pattern: Predicate | None = None
 
     def __post_init__(self):
         # A float would be added to the scores, and a 3-D mask read as one mask a head.
-        for name, tensor, axes in (("padding", self.padding, 2), ("allowed", self.allowed, 4)):
+        for name, tensor, axes in (("valid", self.valid, 2), ("allowed", self.allowed, 4)):
             if tensor is not None and (tensor.dtype != torch.bool or tensor.ndim != axes):
                 raise UserError(
                     f"Mask({name}=) is {tensor.dtype} of shape {tuple(tensor.shape)}; "
@@ -51,15 +51,15 @@ class Mask:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Of `keys` (padding), `dense` (an attention mask) and `pattern`, those that are there."""
-        parts = {"keys": self.padding, "dense": self.allowed, "pattern": self.pattern}
+        """Of `padding` (valid), `mask` (an attention mask) and `pattern`, those that are there."""
+        parts = {"padding": self.valid, "mask": self.allowed, "pattern": self.pattern}
         return frozenset(kind for kind, part in parts.items() if part is not None)
 
     def visible(self, device: torch.device) -> Tensor | None:
-        """Bool, True = may be seen; (1|B, 1|h, N, N), or (B, 1, 1, N) for padding alone."""
+        """Bool, True = may be seen; (1|B, 1|h, N, N), or (B, 1, 1, N) for `valid` alone."""
         parts = []
-        if self.padding is not None:
-            parts.append(self.padding[:, None, None, :])
+        if self.valid is not None:
+            parts.append(self.valid[:, None, None, :])
         if self.allowed is not None:
             parts.append(self.allowed)
         if self.pattern is not None:
@@ -74,21 +74,21 @@ class Mask:
         return bias.to(dtype).masked_fill(~visible, float("-inf"))
 
 
-def token_padding(padding: Tensor | None, grid: Grid, batch: int) -> Tensor | None:
+def valid_tokens(valid: Tensor | None, grid: Grid, batch: int) -> Tensor | None:
     """(B, rows, cols) or (B, rows * cols) bool, True = real -> (B, N), its prefix always real."""
-    if padding is None:
+    if valid is None:
         return None
-    if padding.dtype != torch.bool:
+    if valid.dtype != torch.bool:
         raise UserError(
-            f"padding has dtype {padding.dtype}; it must be torch.bool with True = real "
-            "(a number mask becomes one by `padding.bool()`)"
+            f"valid has dtype {valid.dtype}; it must be torch.bool with True = real "
+            "(a number mask becomes one by `valid.bool()`)"
         )
-    if padding.shape not in ((batch, grid.rows, grid.cols), (batch, grid.area)):
+    if valid.shape not in ((batch, grid.rows, grid.cols), (batch, grid.area)):
         raise UserError(
-            f"padding has shape {tuple(padding.shape)}; for this batch it must be "
+            f"valid has shape {tuple(valid.shape)}; for this batch it must be "
             f"({batch}, {grid.rows}, {grid.cols}) or ({batch}, {grid.area}), prefix tokens excluded"
         )
-    return F.pad(padding.flatten(1), (grid.prefix, 0), value=True)
+    return F.pad(valid.flatten(1), (grid.prefix, 0), value=True)
 
 
 def attention_mask(mask: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:

@@ -31,8 +31,8 @@ from vitrail.run.assemble import AUTO, build_network, device_of
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 MASKS = {
     "none": {"masks": frozenset()},
-    "keys": {"masks": frozenset({"keys"})},
-    "dense": {"masks": frozenset({"dense"})},
+    "padding": {"masks": frozenset({"padding"})},
+    "mask": {"masks": frozenset({"mask"})},
     "bias": {"masks": frozenset(), "bias": True},
 }
 # Positions that a call is not changed by, since they speak at the model's entrance or not at all.
@@ -46,7 +46,7 @@ class AttentionBench:
 
     backends: names, None for all. shapes: [B, h, N, d] each; for a pattern, N is [rows, cols] or
     [rows, cols, prefix]. None takes that of the config's model on its data. dtypes: torch's names.
-    masks: `none`, `keys` (padding), `dense` or `bias` (learned). patterns: choices of
+    masks: `none`, `padding`, `mask` or `bias` (learned). patterns: choices of
     configs/pattern, or patterns; None takes the config's own. rounds: timed rounds of a cell.
     seconds: a cell's rounds end with the one in which so many have passed, though not before the
     third. read: see `interleave`.
@@ -174,9 +174,9 @@ class AttentionBench:
             {name: member.function for name, member in members.items()},
             device=call.device,
             rounds=self.rounds,
-            least=LEAST,
+            min_rounds=LEAST,
             seconds=self.seconds,
-            read=self.read,
+            clock=self.read,
         )
         order = sorted(members, key=lambda name: times[name].median)
         figures = {name: _figures(call, members[name], times[name]) for name in order}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request, compute_capability
-from vitrail.attention.patterns import Call, Pattern, Placed
+from vitrail.attention.patterns import Call, GridPattern, Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.selection.sample import Sample
 from vitrail.bench.compiled import Compiled
@@ -71,7 +71,7 @@ class AttentionCall:
         shape = self.shape
         pairs = shape.grid.tokens**2
         if self.pattern != Full():
-            pairs = int(Placed(self.pattern, shape.grid).visible(torch.device("cpu")).sum())
+            pairs = int(GridPattern(self.pattern, shape.grid).visible(torch.device("cpu")).sum())
         return 4 * shape.width * pairs * shape.batch * shape.heads * (3 if self.backward else 1)
 
     def function(self, backend: Backend, sample: Sample) -> Callable[[], object]:

@@ -129,7 +129,7 @@ def training_step(
     batch: Batch,
 ) -> Callable[[], object]:
     """A step of a new optimizer; layers: the name of each attention layer's backend."""
-    equip(network, layers)
+    set_backends(network, layers)
     device = batch.images.device.type
     training = Training(network, recipe, arithmetic, device=device, total_steps=2)
     return lambda: training.step(batch)
@@ -139,12 +139,12 @@ def inference_pass(
     network: nn.Module, layers: Mapping[str, str], arithmetic: Arithmetic, batch: Batch
 ) -> Callable[[], object]:
     """The same for inference."""
-    equip(network, layers)
+    set_backends(network, layers)
     network.to(batch.images.device, arithmetic.dtype).eval()
     return lambda: infer(network, batch, arithmetic)
 
 
-def equip(network: nn.Module, layers: Mapping[str, str]) -> None:
+def set_backends(network: nn.Module, layers: Mapping[str, str]) -> None:
     """Put the backends of these names into a network's layers."""
     for name, backend in layers.items():
         network.get_submodule(name).backend = backends.load(backend)

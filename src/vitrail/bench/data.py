@@ -87,9 +87,9 @@ class DataBench:
                 epochs,
                 device="cpu",
                 rounds=self.rounds,
-                least=LEAST,
+                min_rounds=LEAST,
                 seconds=self.seconds,
-                read=self.read,
+                clock=self.read,
             )
         finally:
             for one in epochs.values():

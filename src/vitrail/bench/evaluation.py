@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from vitrail.attention.selection.layers import LayerPlan, equip
+from vitrail.attention.selection.layers import LayerPlan, set_backends
 from vitrail.bench.bare_loop import Batch, infer
 from vitrail.bench.proved import proved, refusal
 from vitrail.run import checkpoint
@@ -91,7 +91,7 @@ class Evaluation:
 
     def answers(self, layers: Mapping[str, LayerPlan]) -> Answers:
         """By these backends, every image once."""
-        equip(self._network, layers)
+        set_backends(self._network, layers)
         logits, labels = [], []
         for images, truth, padding in self._plan.data.loader(self.split, augment=False):
             images = images.to(self._device, self._arithmetic.dtype)

@@ -37,13 +37,13 @@ class Turns:
         device: str,
         rounds: int,
         warm_up: int = 1,
-        read: Callable[[str], float] = clock,
+        clock: Callable[[str], float] = clock,
     ):
         self.times: dict[str, Times] = {}
         self._others = others
         self._batch = (batch.images, batch.labels, batch.padding)
         self._steps, self._rounds, self._warm_up = steps, rounds, warm_up
-        self._device, self._read = device, read
+        self._device, self._read = device, clock
 
     def __len__(self) -> int:
         """One more than are counted: asked for that one, Lightning has finished those before."""
@@ -64,7 +64,7 @@ class Turns:
         yield self._batch
 
     def _of_the_others(self) -> dict[str, float]:
-        times = interleave(self._others, device=self._device, rounds=1, warm_up=0, read=self._read)
+        times = interleave(self._others, device=self._device, rounds=1, warm_up=0, clock=self._read)
         return {name: found.median for name, found in times.items()}
 
 

@@ -23,5 +23,5 @@ def matmul_peak(dtype: torch.dtype, device: str, *, read: Callable[[str], float]
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
     product = {"product": lambda: one @ other}
-    times = interleave(product, device=device, rounds=ROUNDS, seconds=SECONDS, read=read)
+    times = interleave(product, device=device, rounds=ROUNDS, seconds=SECONDS, clock=read)
     return 2 * side**3 / min(times["product"].seconds)

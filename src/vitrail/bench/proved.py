@@ -18,7 +18,7 @@ def proved(
     """
     asked = {name: layer.requests for name, layer in plan.layers.items()}
     rules = Rules(backend, gate=True, deterministic=deterministic, saved=saved or {})
-    return plan_layers(asked, plan.outline, rules)
+    return plan_layers(asked, plan.meta_model, rules)
 
 
 def refusal(plan: Plan, backend: str, *, deterministic: bool) -> str:

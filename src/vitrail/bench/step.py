@@ -11,7 +11,7 @@ from vitrail.attention import backends
 from vitrail.attention.backends import AUTO
 from vitrail.attention.selection.layers import LayerPlan
 from vitrail.attention.selection.stopwatch import Times, clock, interleave
-from vitrail.bench.bare_loop import equip
+from vitrail.bench.bare_loop import set_backends
 from vitrail.bench.intervals import Interval, median_interval
 from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
 from vitrail.bench.matmul_peak import matmul_peak
@@ -89,7 +89,7 @@ class StepBench:
         plan = self._settings[TRAINING].plan
         height, width = plan.data.image_size
         shape = f"{plan.data.batch_size} x 3 x {height} x {width}"
-        name = type(plan.outline).__name__
+        name = type(plan.meta_model).__name__
         return [
             Cell(mode, f"{mode}: {name}, {shape}, {plan.precision}")
             for mode in (TRAINING, INFERENCE)
@@ -175,11 +175,11 @@ class StepBench:
     ) -> dict[str, Times]:
         """Seconds of the turns of each member, and in training of Lightning's."""
         turns = {name: partial(member.turn, steps) for name, member in members.items()}
-        how = {"device": setting.device, "rounds": self.rounds, "read": self.read}
+        how = {"device": setting.device, "rounds": self.rounds, "clock": self.read}
         if not setting.training:
             return interleave(turns, **how)
         network = deepcopy(setting.network)
-        equip(network, chosen(layers))
+        set_backends(network, chosen(layers))
         loader = Turns(turns, setting.batch, steps=steps, **how)
         plan = replace(setting.plan, layers=layers)
         with TemporaryDirectory(prefix="lightning-", dir=self.context.folder) as folder:
@@ -193,7 +193,9 @@ class StepBench:
         return {
             "mode": mode,
             "member": name,
-            "model": "VisionTransformer of timm" if name == TIMM else type(plan.outline).__name__,
+            "model": "VisionTransformer of timm"
+            if name == TIMM
+            else type(plan.meta_model).__name__,
             "batch": plan.data.batch_size,
             "image": f"{height}x{width}",
             "precision": plan.precision,

@@ -17,10 +17,10 @@ from vitrail.bench.bare_loop import (
     Batch,
     Recipe,
     Training,
-    equip,
     infer,
     inference_pass,
     packed,
+    set_backends,
     training_step,
     unpacked,
 )
@@ -64,7 +64,7 @@ class Setting:
     def network(self) -> nn.Module:
         """What all members begin from."""
         network = build_network(self.config, len(self.classes), pretrained=False)
-        equip(network, dict.fromkeys(attention_layers(network), "reference"))
+        set_backends(network, dict.fromkeys(attention_layers(network), "reference"))
         return network
 
     @cached_property
@@ -80,7 +80,7 @@ class Setting:
     @cached_property
     def flops(self) -> int:
         """Floating-point operations of a step; backward computes twice what forward does."""
-        forward = forward_flops(self.plan.outline, self.plan.data.image_size)
+        forward = forward_flops(self.plan.meta_model, self.plan.data.image_size)
         return forward * self.plan.data.batch_size * (3 if self.training else 1)
 
     def classifier(self, network: nn.Module) -> Classifier:
@@ -150,7 +150,7 @@ class Member:
         compiled: bool = False,
     ) -> "Member":
         """Takes the first two steps; raises RuntimeError where they cannot be."""
-        equip(loop.network, layers)
+        set_backends(loop.network, layers)
         took = []
         for _ in range(2):
             start = clock(loop.device)
@@ -165,7 +165,7 @@ class Member:
 
     def turn(self, steps: int) -> None:
         """As many steps as it takes at a time."""
-        equip(self.loop.network, self.layers)
+        set_backends(self.loop.network, self.layers)
         for _ in range(steps):
             self.loop.step()
 
@@ -173,7 +173,7 @@ class Member:
         """See `attention_share`; what is named inside a graph would be compiled anew."""
         if self.compiled:
             return None
-        equip(self.loop.network, self.layers)
+        set_backends(self.loop.network, self.layers)
         return attention_share(self.loop.network, self.loop.step, device=self.loop.device)
 
 
@@ -218,7 +218,7 @@ def members_of(
 def compiled(setting: Setting, layers: Mapping[str, str]) -> Member:
     """The network in a graph of torch.compile; RuntimeError where that cannot be made."""
     network = deepcopy(setting.network)
-    equip(network, layers)
+    set_backends(network, layers)
     network.compile()
     return Member.of(Loop(network, setting), layers, None, compiled=True)
 

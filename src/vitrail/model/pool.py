@@ -13,19 +13,19 @@ from vitrail.model.gelu import Gelu
 class TokenPool(nn.Module):
     """The class token."""
 
-    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid: Tensor | None) -> Tensor:
         return x[:, 0]
 
 
 class AveragePool(nn.Module):
     """The mean of the real tokens on the map; an image without any gives 0."""
 
-    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid: Tensor | None) -> Tensor:
         tokens = x[:, grid.prefix :]
-        if padding is None:
+        if valid is None:
             return tokens.mean(1)
-        real = padding.flatten(1)[..., None]  # (B, area, 1)
-        return tokens.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
+        valid = valid.flatten(1)[..., None]  # (B, area, 1)
+        return tokens.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
 
 
 class AttentionPool(nn.Module):
@@ -41,22 +41,22 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=Gelu)
 
-    def forward(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
-        q, k, v, mask = self._project(x, grid, padding)
+    def forward(self, x: Tensor, grid: Grid, valid: Tensor | None) -> Tensor:
+        q, k, v, mask = self._project(x, grid, valid)
         x = rearrange(attend(q, k, v, mask=mask, backend=self.backend), "b h n d -> b n (h d)")
         x = self.proj(x)
         return (x + self.mlp(self.norm(x)))[:, 0]
 
-    def weights(self, x: Tensor, grid: Grid, padding: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, grid: Grid, valid: Tensor | None) -> Tensor:
         """(B, h, 1, area): how much is taken of each token on the map, as from an attention layer's
         `weights`."""
-        q, k, _, mask = self._project(x, grid, padding)
+        q, k, _, mask = self._project(x, grid, valid)
         with backends.without_autocast(x.device.type):
             return attention_weights(q, k, mask=mask, bias=None, scale=q.shape[-1] ** -0.5)
 
-    def _project(self, x, grid, padding) -> tuple[Tensor, Tensor, Tensor, Mask]:
+    def _project(self, x, grid, valid) -> tuple[Tensor, Tensor, Tensor, Mask]:
         x = x[:, grid.prefix :]
-        mask = Mask(padding=None if padding is None else padding.flatten(1))
+        mask = Mask(valid=None if valid is None else valid.flatten(1))
         q = rearrange(
             self.q(self.latent.expand(len(x), -1, -1)), "b n (h d) -> b h n d", h=self.heads
         )

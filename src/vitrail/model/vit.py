@@ -122,23 +122,23 @@ class ViT(nn.Module):
         if pretrained is not None:
             load_pretrained(self, pretrained)
 
-    def forward(self, images: Tensor, padding: Tensor | None = None) -> Tensor:
-        """padding: (B, H, W) bool, True = real pixel; a patch is real when any pixel is.
+    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+        """valid: (B, H, W) bool, True = real pixel; a patch is real when any pixel is.
 
         Image sizes may vary from call to call as long as whole patches fit.
         """
         grid = patch_grid(tuple(images.shape[-2:]), self.patch_embed.patch_size, self.grid.prefix)
-        if padding is not None:
-            _check_padding(padding, images)
-            images = images.masked_fill(~padding[:, None], 0.0)
-            padding = real_patches(padding, self.patch_embed.patch_size)
+        if valid is not None:
+            _check_valid(valid, images)
+            images = images.masked_fill(~valid[:, None], 0.0)
+            valid = valid_patches(valid, self.patch_embed.patch_size)
         x = self.tokens(images, grid)
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
-                x = checkpoint(block, x, grid, padding, use_reentrant=False)
+                x = checkpoint(block, x, grid, valid, use_reentrant=False)
             else:
-                x = block(x, grid, padding)
-        return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, padding)))
+                x = block(x, grid, valid)
+        return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, valid)))
 
     def tokens(self, images: Tensor, grid: Grid) -> Tensor:
         """(B, 3, H, W) -> (B, N, C): class token, registers, the map row by row, with positions."""
@@ -194,9 +194,9 @@ def layer_patterns(plan: Pattern | Sequence[Pattern], depth: int) -> list[Patter
     return plan * (depth // len(plan))
 
 
-def real_patches(padding: Tensor, patch_size: tuple[int, int]) -> Tensor:
+def valid_patches(valid: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """(B, H, W) bool -> (B, rows, cols) bool: a patch is real when any of its pixels is."""
-    return F.max_pool2d(padding.float(), patch_size).bool()
+    return F.max_pool2d(valid.float(), patch_size).bool()
 
 
 def initialise(model: ViT) -> None:
@@ -223,11 +223,11 @@ def _initialise_linear(linear: nn.Linear) -> None:
         nn.init.zeros_(linear.bias)
 
 
-def _check_padding(padding: Tensor, images: Tensor) -> None:
+def _check_valid(valid: Tensor, images: Tensor) -> None:
     fits = (len(images), *images.shape[-2:])
-    if padding.dtype != torch.bool or padding.shape != fits:
+    if valid.dtype != torch.bool or valid.shape != fits:
         raise UserError(
-            f"padding is {padding.dtype} of shape {tuple(padding.shape)}; for these images it must "
+            f"valid is {valid.dtype} of shape {tuple(valid.shape)}; for these images it must "
             f"be torch.bool of shape {fits}, True = real"
         )
 

@@ -83,7 +83,7 @@ class Plan:
     precision: str
     why_precision: str
     data: ImageData
-    outline: nn.Module
+    meta_model: nn.Module
     layers: dict[str, LayerPlan]
 
     @classmethod
@@ -94,7 +94,7 @@ class Plan:
 
         saved: the backends of the checkpoint that the run goes on from, by layer.
 
-        outline: the model on the meta device, without weights, so that sizes that do not fit are
+        meta_model: the model on the meta device, without weights, so that sizes that do not fit are
         refused at once. layers: each attention layer by name; empty for a model that is not ours,
         whose attention is its own.
         """
@@ -142,8 +142,8 @@ class Plan:
         """Raise UserError where somebody names a backend and no layer would ask it."""
         if not self.layers:
             raise UserError(
-                f"backend={name} has no use, because {type(self.outline).__name__} brings its own "
-                "attention; leave it out, or use a vit model"
+                f"backend={name} has no use, because {type(self.meta_model).__name__} brings its "
+                "own attention; leave it out, or use a vit model"
             )
 
 

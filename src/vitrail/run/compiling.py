@@ -84,7 +84,7 @@ class Compiling:
         # The first pass, in which kernels are set up, says how long a training takes at most.
         for rounds in (1, ROUNDS):
             every = {"plain": plain}
-            took = interleave(every, device=device, rounds=rounds, warm_up=0, read=read)["plain"]
+            took = interleave(every, device=device, rounds=rounds, warm_up=0, clock=read)["plain"]
             if took.median * steps > seconds:
                 steps = int(seconds / took.median)
             if took.median * steps * MOST_SAVED < LEAST_S:
@@ -102,7 +102,7 @@ class Compiling:
             return cls(False, f"auto: it cannot be compiled here: {str(error).splitlines()[0]}")
         compile_s = read(device) - before
         both = {"plain": plain, "graph": graph}
-        times = interleave(both, device=device, rounds=ROUNDS, read=read)
+        times = interleave(both, device=device, rounds=ROUNDS, clock=read)
         saved = times["plain"].median - times["graph"].median
         ratio = f"{times['graph'].median / times['plain'].median:.2f} times the seconds of a step"
         if saved <= 0:

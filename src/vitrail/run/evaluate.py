@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import LambdaCallback
 
-from vitrail.attention.selection.layers import equip
+from vitrail.attention.selection.layers import set_backends
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.run import checkpoint
@@ -52,7 +52,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     if config.backend is not None:
         plan.check_backend(config.backend)
     why_precision = "as in training" if config.precision is None else plan.why_precision
-    if isinstance(plan.outline, ViT):  # resamples its positions as it goes; others have one size
+    if isinstance(plan.meta_model, ViT):  # resamples its positions as it goes; others have one size
         own.model.image_size = saved.description["image_size"]
     data = plan.data
     data.prepare_data()
@@ -96,7 +96,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     )
     network = build_network(own, len(classes), pretrained=False)
     saved.check(network)
-    equip(network, plan.layers)
+    set_backends(network, plan.layers)
     classifier = build_classifier(own, network, classes)
     report = measure(trainer, classifier, data, saved.path, split)
     publish(report, run_dir, loggers, split)

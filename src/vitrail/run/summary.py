@@ -17,10 +17,10 @@ def data_line(data: ImageData) -> str:
     return f"{type(data.dataset).__name__}: {splits}; {len(data.classes)} classes"
 
 
-def model_line(network: nn.Module, outline: nn.Module, image_size: tuple[int, int]) -> str:
-    """Size and cost of a model; `outline` is the same on the meta device, where a pass is free."""
+def model_line(network: nn.Module, meta_model: nn.Module, image_size: tuple[int, int]) -> str:
+    """Size and cost of a model; `meta_model` is the same on meta, where a pass is free."""
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    flops = forward_flops(outline, image_size)
+    flops = forward_flops(meta_model, image_size)
     tokens = ""
     if isinstance(network, ViT):
         grid = network.grid

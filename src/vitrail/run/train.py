@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_only
 
 import vitrail
-from vitrail.attention.selection.layers import equip
+from vitrail.attention.selection.layers import set_backends
 from vitrail.data.module import ImageData
 from vitrail.errors import UserError
 from vitrail.run import checkpoint
@@ -72,7 +72,7 @@ def train(
     network = build_network(config, len(classes), pretrained=resumed is None)
     if resumed is not None:
         resumed.check(network)
-    equip(network, plan.layers)
+    set_backends(network, plan.layers)
     done = 0 if resumed is None else resumed.step
     compiling = Compiling.settled(config, plan, network, done=done)
     if compiling.chosen:
@@ -96,7 +96,7 @@ def train(
             show(
                 {
                     "data": data_line(data),
-                    "model": model_line(network, plan.outline, data.image_size),
+                    "model": model_line(network, plan.meta_model, data.image_size),
                     "attention": attention_line(plan.layers),
                     "gate": gate_line(plan.layers),
                     "compiled": f"{'yes' if compiling.chosen else 'no'} ({compiling.why})",

@@ -16,7 +16,7 @@ from vitrail.attention.maps import attention_maps, rollout
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.patch import patch_grid
-from vitrail.model.vit import real_patches
+from vitrail.model.vit import valid_patches
 from vitrail.tracking.atomic import replacing
 from vitrail.tracking.loggers import Loggers
 
@@ -56,7 +56,7 @@ def look(
     grid = patch_grid((height, width), patch, model.grid.prefix)
     whole = torch.ones(height, width, dtype=torch.bool)
     real = whole[None] if padding is None else padding.cpu()[None]
-    asks = _asking(grid, real_patches(real, patch), class_token=model.cls_token is not None)
+    asks = _asking(grid, valid_patches(real, patch), class_token=model.cls_token is not None)
 
     weights = {name.removesuffix(".attn"): of[0].float().cpu() for name, of in maps.items()}
     shown = {name: weights[name].mean(0) for name in _evenly(list(weights))}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from vitrail.attention import Grid, Mask, attend, patterns
-from vitrail.attention.patterns import Call, Pattern, Placed
+from vitrail.attention.patterns import Call, GridPattern, Pattern
 
 EXAMPLES = [example for name in patterns.names() for example in patterns.load(name).examples()]
 
@@ -29,5 +29,5 @@ def dense(pattern: Pattern, whole: Call, tile_bias: Tensor | None, grid: Grid) -
         index = torch.cat([torch.arange(grid.prefix), grid.prefix + row * tile.cols + col])
         laid_out = tile_bias[:, :, index[:, None], index[None, :]]
         bias = laid_out if bias is None else bias + laid_out
-    mask = Mask(whole.mask.padding, whole.mask.allowed, Placed(pattern, grid))
+    mask = Mask(whole.mask.valid, whole.mask.allowed, GridPattern(pattern, grid))
     return attend(whole.q, whole.k, whole.v, mask=mask, bias=bias, backend="reference")

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d
-from vitrail.attention.patterns import Call, Placed
+from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.axial import Axial
 
 GRID = Grid(3, 5)
 
 
 def seen_from(axis: str, row: int, col: int) -> set[tuple[int, int]]:
-    visible = Placed(Axial(axis), GRID).visible(torch.device("cpu"))[0, 0]
+    visible = GridPattern(Axial(axis), GRID).visible(torch.device("cpu"))[0, 0]
     return {divmod(token, 5) for token in visible[row * 5 + col].nonzero().flatten().tolist()}
 
 

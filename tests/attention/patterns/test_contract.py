@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 
 from vitrail.attention import Grid, MultiHeadAttention2d, backends, patterns
 from vitrail.attention.backends import Request
-from vitrail.attention.patterns import Call, Pattern, Placed
+from vitrail.attention.patterns import Call, GridPattern, Pattern
 from vitrail.attention.selection.requests import requests_of
 
 from ..cases import BATCH, HEADS, ON_CPU, PREFIXES, WIDTH, Kind, mask_and_bias
@@ -49,10 +49,10 @@ def build(pattern: Pattern, backend: str = "reference", **options) -> MultiHeadA
 
 def some_padding(grid: Grid) -> torch.Tensor:
     """(2, rows, cols) bool: the last columns of sample 0 and all of sample 1 are padding."""
-    real = torch.ones(2, grid.rows, grid.cols, dtype=torch.bool)
-    real[0, :, grid.cols // 2 :] = False
-    real[1] = False
-    return real
+    valid = torch.ones(2, grid.rows, grid.cols, dtype=torch.bool)
+    valid[0, :, grid.cols // 2 :] = False
+    valid[1] = False
+    return valid
 
 
 @pytest.mark.parametrize("name", patterns.names())
@@ -65,14 +65,14 @@ def test_a_file_of_the_folder_holds_one_pattern_with_examples(name):
 
 @each_example
 def test_a_pattern_is_a_value_that_a_request_can_be_told_apart_by(pattern):
-    same, other = (Placed(pattern, Grid(3, 5, prefix)) for prefix in (1, 2))
-    assert len({same, Placed(pattern, Grid(3, 5, 1)), other}) == 2
+    same, other = (GridPattern(pattern, Grid(3, 5, prefix)) for prefix in (1, 2))
+    assert len({same, GridPattern(pattern, Grid(3, 5, 1)), other}) == 2
 
 
 @each_example
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_token_sees_itself_and_prefix_tokens_see_and_are_seen_by_all(pattern, shape):
-    visible = Placed(pattern, Grid(*shape, 2)).visible(torch.device("cpu"))[0, 0]
+    visible = GridPattern(pattern, Grid(*shape, 2)).visible(torch.device("cpu"))[0, 0]
     assert visible.diagonal().all()
     assert visible[:2].all()
     assert visible[:, :2].all()
@@ -82,7 +82,7 @@ def test_a_token_sees_itself_and_prefix_tokens_see_and_are_seen_by_all(pattern, 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_rule_answers_for_single_numbers_as_for_whole_tables(pattern, shape):
     grid = Grid(*shape, 1)
-    rule = Placed(pattern, grid)
+    rule = GridPattern(pattern, grid)
     visible = rule.visible(torch.device("cpu"))[0, 0]
     single = torch.vmap(torch.vmap(rule.sees, (None, 0)), (0, None))
     tokens = torch.arange(grid.tokens)
@@ -101,7 +101,7 @@ def test_tokens_that_see_each_other_lie_at_different_places_of_one_tile(pattern,
     assert ((row >= 0) & (row < tile.rows)).all()
     assert ((col >= 0) & (col < tile.cols)).all()
     rows, cols = grid.coordinates()
-    visible = Placed(pattern, Grid(*shape)).visible(torch.device("cpu"))[0, 0]
+    visible = GridPattern(pattern, Grid(*shape)).visible(torch.device("cpu"))[0, 0]
     for place, axis in ((row, rows), (col, cols)):
         apart = (place[:, None] - place[None]) - (axis[:, None] - axis[None])
         assert (apart[visible] == 0).all(), "places in a tile are as far apart as on the map"
@@ -171,7 +171,7 @@ def test_who_sees_nothing_gets_zeros_and_sends_no_gradient(pattern, prefix):
     whole = whole_call("padding, mask and bias", grid, torch.float32)
     out = regrouped(pattern, whole, None, grid)
     gradient = torch.autograd.grad(out.square().sum(), whole.q)[0]
-    visible = whole.mask.visible(out.device) & Placed(pattern, grid).visible(out.device)
+    visible = whole.mask.visible(out.device) & GridPattern(pattern, grid).visible(out.device)
     dead = ~(visible & (whole.bias > float("-inf"))).any(-1)
     assert dead.any()
     assert (out[dead] == 0).all()
@@ -183,12 +183,12 @@ def test_who_sees_nothing_gets_zeros_and_sends_no_gradient(pattern, prefix):
 def test_what_lies_in_padding_reaches_no_output_and_no_gradient(pattern, rubbish):
     grid = Grid(5, 11, 1)
     layer = build(pattern, qk_norm=True)
-    real = some_padding(grid)
-    hidden = torch.cat([torch.zeros(2, 1, dtype=torch.bool), ~real.flatten(1)], dim=1)
+    valid = some_padding(grid)
+    hidden = torch.cat([torch.zeros(2, 1, dtype=torch.bool), ~valid.flatten(1)], dim=1)
     x = torch.randn(2, grid.tokens, DIM)
     sides = []
     for content in (x, x.masked_fill(hidden[..., None], rubbish)):
-        out = layer(content, grid, padding=real)
+        out = layer(content, grid, valid=valid)
         sides.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
     for clean, dirty in zip(*sides, strict=True):
         assert torch.equal(clean, dirty)
@@ -198,10 +198,10 @@ def test_what_lies_in_padding_reaches_no_output_and_no_gradient(pattern, rubbish
 def test_a_sample_that_is_all_padding_harms_no_other_sample(pattern):
     grid = Grid(5, 11)
     layer = build(pattern)
-    real = some_padding(grid)
+    valid = some_padding(grid)
     x = torch.randn(2, grid.tokens, DIM)
-    out = layer(x, grid, padding=real)
-    alone = layer(x[:1], grid, padding=real[:1])
+    out = layer(x, grid, valid=valid)
+    alone = layer(x[:1], grid, valid=valid[:1])
     torch.testing.assert_close(out[:1], alone, atol=1e-6, rtol=0)
     assert torch.equal(out[1], layer.proj.bias.expand_as(out[1]))
 
@@ -218,17 +218,19 @@ def test_the_calls_of_a_layer_are_planned_on_its_outline(pattern, padded, monkey
         return resolve(request, backend)
 
     monkeypatch.setattr(backends, "resolve", listen)
-    real = some_padding(grid) if padded else None
-    build(pattern)(torch.randn(2, grid.tokens, DIM), grid, padding=real)
+    valid = some_padding(grid) if padded else None
+    build(pattern)(torch.randn(2, grid.tokens, DIM), grid, valid=valid)
     said = list(dict.fromkeys(asked))
     with torch.device("meta"):
-        outline = build(pattern)
+        meta_model = build(pattern)
         x = torch.empty(2, grid.tokens, DIM)
-        outline.forward = lambda x, real: type(outline).forward(outline, x, grid, padding=real)
+        meta_model.forward = lambda x, valid: type(meta_model).forward(
+            meta_model, x, grid, valid=valid
+        )
     planned = requests_of(
-        outline,
+        meta_model,
         x,
-        None if real is None else real.to("meta"),
+        None if valid is None else valid.to("meta"),
         device=torch.device("cpu"),
         dtype=torch.float32,
         training=True,
@@ -254,7 +256,7 @@ def check_one_graph(pattern: Pattern, grid: Grid, **given) -> None:
 @pytest.mark.parametrize("name", patterns.names())
 def test_torch_compile_takes_a_layer_as_one_graph(name):
     grid = Grid(5, 11, 1)
-    check_one_graph(patterns.load(name).examples()[0], grid, padding=some_padding(grid))
+    check_one_graph(patterns.load(name).examples()[0], grid, valid=some_padding(grid))
 
 
 @pytest.mark.slow
@@ -263,7 +265,7 @@ def test_torch_compile_takes_masks_and_biases_too(pattern):
     grid = Grid(5, 11, 1)
     mask = torch.rand(grid.tokens, grid.tokens) > 0.4
     bias = torch.randn(2, 1, grid.tokens, grid.tokens)
-    check_one_graph(pattern, grid, padding=some_padding(grid), mask=mask, bias=bias)
+    check_one_graph(pattern, grid, valid=some_padding(grid), mask=mask, bias=bias)
 
 
 @pytest.mark.slow

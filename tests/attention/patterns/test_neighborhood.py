@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitrail.attention import Grid, Mask
-from vitrail.attention.patterns import Call, Placed
+from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.neighborhood import Neighborhood
 
 from ..oracle import assert_near
@@ -38,7 +38,9 @@ def neighbours(i: int, length: int, kernel: int, dilation: int) -> set[int]:
 @each_case
 def test_who_is_seen_is_what_the_formula_says(shape, kernel, dilation):
     rows, cols = shape
-    visible = Placed(Neighborhood(kernel, dilation), Grid(rows, cols)).visible(torch.device("cpu"))
+    visible = GridPattern(Neighborhood(kernel, dilation), Grid(rows, cols)).visible(
+        torch.device("cpu")
+    )
     visible = visible[0, 0].unflatten(0, shape).unflatten(2, shape)  # (rows, cols, rows, cols)
     for row in range(rows):
         for col in range(cols):
@@ -49,7 +51,7 @@ def test_who_is_seen_is_what_the_formula_says(shape, kernel, dilation):
 
 
 def test_an_edge_pushes_the_neighbourhood_inwards_and_an_even_kernel_looks_further_back():
-    visible = Placed(Neighborhood((1, 4)), Grid(1, 7)).visible(torch.device("cpu"))[0, 0]
+    visible = GridPattern(Neighborhood((1, 4)), Grid(1, 7)).visible(torch.device("cpu"))[0, 0]
     starts = [row.nonzero()[0].item() for row in visible]
     assert starts == [0, 0, 0, 1, 2, 3, 3]
     assert (visible.sum(1) == 4).all()
@@ -79,7 +81,7 @@ def test_a_large_map_is_computed_in_tiles_and_a_small_one_with_the_rule_itself()
 
     small, large = requests(Grid(8, 12)), requests(Grid(16, 24))
     assert small[0].mask.kinds == {"pattern"}
-    assert large[0].mask.kinds == {"dense"}
+    assert large[0].mask.kinds == {"mask"}
     assert large[0].q.shape[:3] == (2 * 2 * 3, 3, 8 * 8)
     assert large[0].k.shape[2] == 12 * 12
 

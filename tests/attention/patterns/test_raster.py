@@ -3,12 +3,12 @@
 import torch
 
 from vitrail.attention import Grid, MultiHeadAttention2d
-from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.raster import Raster
 
 
 def test_the_mask_is_a_lower_triangle_behind_the_prefix():
-    visible = Placed(Raster(), Grid(3, 5, 1)).visible(torch.device("cpu"))[0, 0]
+    visible = GridPattern(Raster(), Grid(3, 5, 1)).visible(torch.device("cpu"))[0, 0]
     assert torch.equal(visible[1:, 1:], torch.ones(15, 15, dtype=torch.bool).tril())
 
 

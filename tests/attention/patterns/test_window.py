@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d
-from vitrail.attention.patterns import Call, Placed
+from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.window import Window
 from vitrail.attention.positions.relative import RelativeBias
 
@@ -101,13 +101,15 @@ def padded_then_rolled(shape, size, shift) -> Tensor:
 
 @pytest.mark.parametrize("shape, size, shift", DIVIDED + CUT)
 def test_a_window_is_what_padding_and_rolling_make_of_it(shape, size, shift):
-    visible = Placed(Window(size, shift), Grid(*shape)).visible(torch.device("cpu"))
+    visible = GridPattern(Window(size, shift), Grid(*shape)).visible(torch.device("cpu"))
     assert torch.equal(visible[0, 0], padded_then_rolled(shape, size, shift))
 
 
 def test_a_row_belongs_to_the_window_of_its_shifted_number():
     # 7 rows, windows of 3 moved by 1: 0 | 1 2 3 | 4 5 6.
-    visible = Placed(Window((3, 1), shift=(1, 0)), Grid(7, 1)).visible(torch.device("cpu"))[0, 0]
+    visible = GridPattern(Window((3, 1), shift=(1, 0)), Grid(7, 1)).visible(torch.device("cpu"))[
+        0, 0
+    ]
     expected = torch.block_diag(*(torch.ones(n, n) for n in (1, 3, 3))).bool()
     assert torch.equal(visible, expected)
 
@@ -124,7 +126,7 @@ def test_there_is_no_mask_where_no_window_is_cut_off(shape, size, shift):
     cut = any(
         step and length > window for length, window, step in zip(shape, size, shift, strict=True)
     )
-    assert groups.mask.kinds == ({"keys"} if cut else set())
+    assert groups.mask.kinds == ({"padding"} if cut else set())
     assert prefix.mask.kinds == set()
     assert groups.q.shape[2] == size[0] * size[1]
     assert groups.k.shape[2] == 2 + size[0] * size[1]
@@ -147,11 +149,11 @@ def test_a_map_that_windows_do_not_divide_equals_the_padded_map_with_its_padding
     def grown(x: Tensor) -> Tensor:
         return F.pad(x.unflatten(2, shape), beyond).flatten(2, 3)
 
-    real = grown(torch.ones(2, 1, grid.area, 1)).bool()[:, 0, :, 0]
-    padded = Call(grown(whole.q), grown(whole.k), grown(whole.v), Mask(padding=real), None)
+    valid = grown(torch.ones(2, 1, grid.area, 1)).bool()[:, 0, :, 0]
+    padded = Call(grown(whole.q), grown(whole.k), grown(whole.v), Mask(valid=valid), None)
     expected = regrouped(Window(size, shift), padded, None, larger)
     actual = regrouped(Window(size, shift), whole, None, grid)
-    torch.testing.assert_close(actual, expected[:, :, real[0]], atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual, expected[:, :, valid[0]], atol=1e-6, rtol=0)
 
 
 def test_one_window_over_the_whole_map_is_full_attention():

@@ -7,13 +7,13 @@ import torch
 
 from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Request
-from vitrail.attention.patterns import Placed
+from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.selection.gate import FailedGate, Trial, check, judge
 
 VIT_TINY = Request("cpu", torch.bfloat16, batch=64, heads=3, queries=197, keys=197, width=64)
 SMALL = replace(VIT_TINY, dtype=torch.float32, queries=15, keys=15, width=8)
-KEYS, DENSE = frozenset({"keys"}), frozenset({"dense"})
+KEYS, DENSE = frozenset({"padding"}), frozenset({"mask"})
 
 
 class Broken(Backend):
@@ -74,7 +74,7 @@ def test_every_kernel_that_takes_a_request_passes(name, bias, masks, dtype):
         (wrong(v=TimesSixtyFive.apply), frozenset(), "dv"),
         (wrong(v=lambda v: v.detach() + 0 * v), frozenset(), "dv"),
         (wrong(mask=lambda mask: Mask()), KEYS, "d?[a-z]+"),
-        (wrong(mask=lambda mask: Mask(padding=~mask.padding)), KEYS, "d?[a-z]+"),
+        (wrong(mask=lambda mask: Mask(valid=~mask.valid)), KEYS, "d?[a-z]+"),
         (wrong(mask=lambda mask: Mask(allowed=mask.allowed.mT)), DENSE, "d?[a-z]+"),
         (Broken(after=lambda out: out * float("nan")), frozenset(), "out"),
         (Broken(after=lambda out: out + 1e-3), KEYS, "out"),
@@ -95,7 +95,7 @@ def test_a_dead_row_that_is_not_zero_fails():
     class Mean(Broken):
         def __call__(self, q, k, v, *, mask, **given):
             out = super().__call__(q, k, v, mask=mask, **given)
-            return torch.where(mask.padding.any(-1)[:, None, None, None], out, v.mean(-2, True))
+            return torch.where(mask.valid.any(-1)[:, None, None, None], out, v.mean(-2, True))
 
     assert judge(replace(SMALL, masks=KEYS), Mean()).worst in ("out", "dv")
     with pytest.raises(FailedGate):
@@ -122,7 +122,7 @@ def test_a_bias_without_its_gradient_fails():
 
 
 def test_a_rule_without_a_tensor_is_judged_too():
-    placed = Placed(Full(), Grid(3, 5))
+    placed = GridPattern(Full(), Grid(3, 5))
     request = replace(SMALL, masks=frozenset({"pattern"}), pattern=placed)
     assert check(request, backends.load("eager")).passed
 

@@ -9,7 +9,7 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Refused, Request
 from vitrail.attention.selection import layers
 from vitrail.attention.selection.gate import FailedGate
-from vitrail.attention.selection.layers import Rules, equip, plan_layers
+from vitrail.attention.selection.layers import Rules, plan_layers, set_backends
 from vitrail.model import ViT
 
 CALL = Request("cpu", torch.float32, batch=2, heads=3, queries=12, keys=12, width=8)
@@ -90,6 +90,6 @@ def test_auto_takes_only_what_serves_the_smaller_calls_too(network):
 
 def test_layers_get_the_planned_backends(network):
     saved = {"blocks.0.attn": "sdpa_math", "blocks.1.attn": "reference"}
-    equip(network, plan_layers(ASKED, network, rules("auto", saved=saved)))
+    set_backends(network, plan_layers(ASKED, network, rules("auto", saved=saved)))
     assert network.blocks[0].attn.backend is backends.load("sdpa_math")
     assert network.blocks[1].attn.backend is backends.load("reference")

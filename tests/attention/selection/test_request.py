@@ -34,7 +34,7 @@ def test_a_request_tells_a_learned_bias_from_a_fixed_one(asked):
         layer(x, GRID, bias=bias.clone().requires_grad_())
     assert [(r.bias, r.bias_grad, r.masks, r.backward) for r in asked] == [
         (True, False, frozenset(), True),
-        (True, True, {"dense"}, True),
+        (True, True, {"mask"}, True),
         (True, False, frozenset(), False),
     ]
 

@@ -32,7 +32,7 @@ class FakeDevice:
 
 
 def timed(device: FakeDevice, functions, **knobs) -> dict[str, Times]:
-    return interleave(functions, device="fake", read=device.read, **knobs)
+    return interleave(functions, device="fake", clock=device.read, **knobs)
 
 
 def test_functions_take_turns_in_every_round():
@@ -77,7 +77,7 @@ def test_it_ends_with_the_round_in_which_the_time_is_up_or_the_least_are_done(
     work = {
         "a": device.work("a", 2.0)
     }  # 10 s are passed in the fifth round after one of warming up
-    times = timed(device, work, rounds=8, seconds=seconds, least=least)
+    times = timed(device, work, rounds=8, seconds=seconds, min_rounds=least)
     assert len(times["a"].seconds) == rounds
 
 

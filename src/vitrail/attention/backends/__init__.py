@@ -23,7 +23,7 @@ FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16}
 HALVES = frozenset({torch.bfloat16, torch.float16})
 EVERYWHERE = "*"
 AUTO = "auto"
-MASKS = {"keys": "a padding mask", "dense": "an attention mask", "pattern": "a pattern"}
+MASKS = {"padding": "a padding mask", "mask": "an attention mask", "pattern": "a pattern"}
 
 
 class Refused(UserError):

@@ -16,7 +16,7 @@ from vitrail.attention.backends import (
 )
 
 
-def centred(k: Tensor, padding: Tensor | None) -> Tensor:
+def centred(k: Tensor, valid: Tensor | None) -> Tensor:
     """Keys (B, h, N, d) less their mean over the real ones of each sample and head.
 
     It takes the same number off all scores of a row, which softmax does not see, and keeps those
@@ -24,8 +24,8 @@ def centred(k: Tensor, padding: Tensor | None) -> Tensor:
     """
     keys = k.detach()  # whatever is taken off a whole row sends no gradient back
     count = k.shape[-2]
-    if padding is not None:
-        real = padding[:, None, :, None]  # (B, 1, N, 1)
+    if valid is not None:
+        real = valid[:, None, :, None]  # (B, 1, N, 1)
         keys = keys.masked_fill(~real, 0.0)
         count = real.sum(-2, keepdim=True).clamp(min=1)
     # A sum of fp16 may overflow; one of bf16 may not, and is much faster when it stays bf16.
@@ -50,7 +50,7 @@ class Eager(Backend):
             hidden = cut if hidden is None else hidden | cut
             bias = bias.masked_fill(cut, 0.0)
         with without_autocast(q.device.type):
-            k = centred(k, mask.padding) if k.dtype in HALVES else k
+            k = centred(k, mask.valid) if k.dtype in HALVES else k
             scores = (q * scale) @ k.transpose(-2, -1)
             if hidden is None:
                 return F.dropout(F.softmax(scores, dim=-1), dropout_p) @ v

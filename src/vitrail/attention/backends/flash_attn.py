@@ -112,7 +112,7 @@ class FlashAttn(Backend):
     capabilities = {
         "cuda": Capability(
             dtypes=HALVES,
-            masks=frozenset({"keys"}),
+            masks=frozenset({"padding"}),
             bias=False,
             max_width=256,
             multiple_of=dict.fromkeys(HALVES, 8),
@@ -143,10 +143,10 @@ class FlashAttn(Backend):
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         name, _ = _chosen(Request.of(q, k, v, mask, bias, dropout_p))
         q, k, v = (rearrange(tensor, "b h n d -> b n h d") for tensor in (q, k, v))
-        if mask.padding is None:
+        if mask.valid is None:
             out = _run(name, "flash_attn_func", q, k, v, scale=scale, dropout_p=dropout_p)
         else:
-            out = _padded(name, q, k, v, mask.padding, scale=scale, dropout_p=dropout_p)
+            out = _padded(name, q, k, v, mask.valid, scale=scale, dropout_p=dropout_p)
         return rearrange(out, "b n h d -> b h n d")
 
     def packed(self, q, k, v, *, cu_seqlens, max_seqlen, scale, dropout_p):
@@ -168,9 +168,9 @@ class FlashAttn(Backend):
 
 
 def _padded(
-    name: str, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, scale: float, dropout_p: float
+    name: str, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, *, scale: float, dropout_p: float
 ) -> Tensor:
-    """Attention to the real keys of each sample; q, k, v: (B, N, h, d), real: (B, keys).
+    """Attention to the real keys of each sample; q, k, v: (B, N, h, d), valid: (B, keys).
 
     Queries stay where they are and keys are packed, the real ones first, behind which what is left
     of their buffer belongs to no sample: so no shape depends on the mask's values, and the host
@@ -178,11 +178,11 @@ def _padded(
     """
     batch, queries = q.shape[:2]
     # A sample without a real key looks at its keys, all 0, and its output is made 0 afterwards.
-    dead = ~real.any(1, keepdim=True)
-    seen = real | dead
+    dead = ~valid.any(1, keepdim=True)
+    seen = valid | dead
     order = seen.flatten().int().argsort(descending=True, stable=True)  # keeps samples in order
     # Nobody fills the gradient of the keys that are left over: masked_fill makes it 0.
-    k, v = (tensor.masked_fill(~real[..., None, None], 0.0) for tensor in (k, v))
+    k, v = (tensor.masked_fill(~valid[..., None, None], 0.0) for tensor in (k, v))
     k, v = (rearrange(one, "b n h d -> (b n) h d").index_select(0, order) for one in (k, v))
     every = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=q.device)
     out = _run(
@@ -194,7 +194,7 @@ def _padded(
         cu_seqlens_q=every,
         cu_seqlens_k=F.pad(seen.sum(1).cumsum(0), (1, 0)).int(),
         max_seqlen_q=queries,
-        max_seqlen_k=real.shape[1],
+        max_seqlen_k=valid.shape[1],
         scale=scale,
         dropout_p=dropout_p,
     )

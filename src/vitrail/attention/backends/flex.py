@@ -73,7 +73,7 @@ class Flex(Backend):
         kernel = flex_attention if traced else _compiled
         if traced and q.device.type == "cpu":
             # torch 2.14 cannot build this kernel on values that the graph around it computes.
-            tensors = {"padding": mask.padding, "allowed": mask.allowed}
+            tensors = {"valid": mask.valid, "allowed": mask.allowed}
             mask = replace(mask, **{n: _settled(t) for n, t in tensors.items() if t is not None})
             bias = None if bias is None else _settled(bias)
         with without_autocast(q.device.type):
@@ -138,9 +138,9 @@ def block_mask(
     if cached and mask.kinds == {"pattern"}:
         return _pattern_mask(mask.pattern, queries, keys, device)
     blocks, rules = [], []
-    if (padding := mask.padding) is not None:
-        blocks.append(Blocks.of(padding[:, None, None, :]))
-        rules.append(lambda b, h, q, k: padding[b, k])
+    if (valid := mask.valid) is not None:
+        blocks.append(Blocks.of(valid[:, None, None, :]))
+        rules.append(lambda b, h, q, k: valid[b, k])
     if (allowed := mask.allowed) is not None:
         blocks.append(Blocks.of(allowed))
         rules.append(lambda b, h, q, k: _at(allowed, b, h, q, k))

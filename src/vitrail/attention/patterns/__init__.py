@@ -18,7 +18,7 @@ from vitrail.attention.grid import Grid
 from vitrail.attention.mask import Mask
 from vitrail.errors import UserError
 
-Places = tuple[Tensor, Tensor]  # rows and columns, int, of equal or broadcasting shapes
+Coordinates = tuple[Tensor, Tensor]  # rows and columns, int, of equal or broadcasting shapes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Pattern:
         """Settings that differ in kind: those that pictures show and tests run over."""
         return [cls()]
 
-    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+    def sees(self, query: Coordinates, key: Coordinates, grid: Grid) -> Tensor:
         """Bool, True = may be seen, for tokens on the map by row and column.
 
         Made of elementwise operations on int tensors, so that a kernel can compile it.
@@ -54,7 +54,7 @@ class Pattern:
         """
         return grid
 
-    def places(self, grid: Grid, device: torch.device) -> Places:
+    def places(self, grid: Grid, device: torch.device) -> Coordinates:
         """Row and column of each token on the map inside its tile, (area,) each."""
         return grid.coordinates(device)
 
@@ -66,7 +66,7 @@ class Pattern:
         return [
             replace(
                 whole,
-                mask=replace(whole.mask, pattern=Placed(self, grid)),
+                mask=replace(whole.mask, pattern=GridPattern(self, grid)),
                 bias=added(whole.bias, tile_bias),
             )
         ]
@@ -120,7 +120,7 @@ class Regrouped(Pattern):
             q=self.queries(whole.q[:, :, grid.prefix :], grid).flatten(0, 1),
             k=self._seen(whole.k, grid),
             v=self._seen(whole.v, grid),
-            mask=Mask(padding=self._padding(whole, grid), allowed=self._allowed(whole, grid)),
+            mask=Mask(valid=self._padding(whole, grid), allowed=self._allowed(whole, grid)),
             bias=bias,
         )
 
@@ -150,16 +150,16 @@ class Regrouped(Pattern):
         return torch.cat([prefix, keys], dim=3).flatten(0, 1)
 
     def _padding(self, whole: Call, grid: Grid) -> Tensor | None:
-        real = whole.mask.padding
-        if real is None and self.overhangs(grid):
-            real = torch.ones(len(whole.q), grid.tokens, dtype=torch.bool, device=whole.q.device)
-        return None if real is None else self._seen(real[:, None, :, None], grid)[:, 0, :, 0]
+        valid = whole.mask.valid
+        if valid is None and self.overhangs(grid):
+            valid = torch.ones(len(whole.q), grid.tokens, dtype=torch.bool, device=whole.q.device)
+        return None if valid is None else self._seen(valid[:, None, :, None], grid)[:, 0, :, 0]
 
     def _allowed(self, whole: Call, grid: Grid) -> Tensor | None:
         allowed = self._among(whole.mask.allowed, whole, grid)
         if self.exact:
             return allowed
-        sees = Placed(self, grid).sees(*self._pairs(grid, whole.q.device))  # (groups, n, m)
+        sees = GridPattern(self, grid).sees(*self._pairs(grid, whole.q.device))  # (groups, n, m)
         sees = sees.expand(len(whole.q), 1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
         return sees if allowed is None else sees & allowed
 
@@ -181,7 +181,7 @@ class Regrouped(Pattern):
 
 
 @dataclass(frozen=True)
-class Placed:
+class GridPattern:
     """A pattern on one grid: the rule on token indices that `Mask` takes."""
 
     pattern: Pattern
@@ -232,16 +232,16 @@ def added(bias: Tensor | None, other: Tensor | None) -> Tensor | None:
     return bias if other is None else other if bias is None else bias + other
 
 
-def by_axis(key: str, value: int | tuple[int, int], *, least: int) -> tuple[int, int]:
-    """One number for both axes, or (rows, cols), as a pair; ValueError for any below `least`."""
+def by_axis(key: str, value: int | tuple[int, int], *, minimum: int) -> tuple[int, int]:
+    """One number for both axes, or (rows, cols), as a pair; ValueError for any below `minimum`."""
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
+    if len(pair) != 2 or not all(isinstance(n, int) and n >= minimum for n in pair):
         raise UserError(
-            f"{key}={value} must be whole numbers from {least} on: one for both axes, or rows "
+            f"{key}={value} must be whole numbers from {minimum} on: one for both axes, or rows "
             "and columns"
         )
     return pair
 
 
-def _place(token: Tensor, cols: int) -> Places:
+def _place(token: Tensor, cols: int) -> Coordinates:
     return token // cols, token % cols

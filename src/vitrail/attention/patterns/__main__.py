@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.attention import patterns
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Pattern, Placed
+from vitrail.attention.patterns import GridPattern, Pattern
 from vitrail.errors import UserError
 
 EVERY = "all"
@@ -101,7 +101,7 @@ def seen(pattern: Pattern, query: Sequence[int], grid: Grid) -> Tensor:
             f"{grid.cols - 1}"
         )
     token = torch.tensor(grid.prefix + row * grid.cols + col)
-    return Placed(pattern, grid).sees(token, torch.arange(grid.tokens))
+    return GridPattern(pattern, grid).sees(token, torch.arange(grid.tokens))
 
 
 def draw(path: Path, shown: dict[str, Tensor], query: Sequence[int], grid: Grid) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Call, Pattern, Places
+from vitrail.attention.patterns import Call, Coordinates, Pattern
 from vitrail.attention.patterns.window import Window
 from vitrail.errors import UserError
 
@@ -31,13 +31,13 @@ class Axial(Pattern):
     def examples(cls) -> list["Axial"]:
         return [cls("rows"), cls("cols"), cls("both")]
 
-    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+    def sees(self, query: Coordinates, key: Coordinates, grid: Grid) -> Tensor:
         return self._on(grid).sees(query, key, grid)
 
     def tile(self, grid: Grid) -> Grid:
         return self._on(grid).tile(grid)
 
-    def places(self, grid: Grid, device: torch.device) -> Places:
+    def places(self, grid: Grid, device: torch.device) -> Coordinates:
         return self._on(grid).places(grid, device)
 
     def split(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> list[Call]:
@@ -55,5 +55,5 @@ class Axial(Pattern):
 
 @dataclass(frozen=True)
 class _CrissCross(Pattern):
-    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+    def sees(self, query: Coordinates, key: Coordinates, grid: Grid) -> Tensor:
         return (query[0] == key[0]) | (query[1] == key[1])

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Call, Pattern, Places, added
+from vitrail.attention.patterns import Call, Coordinates, Pattern, added
 
 
 @dataclass(frozen=True)
 class Full(Pattern):
     """No rule, and so no mask."""
 
-    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+    def sees(self, query: Coordinates, key: Coordinates, grid: Grid) -> Tensor:
         return torch.ones_like(query[0] + key[0], dtype=torch.bool)
 
     def split(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> list[Call]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Call, Pattern, Places, Regrouped, by_axis, settled
+from vitrail.attention.patterns import Call, Coordinates, Pattern, Regrouped, by_axis, settled
 
 TILE = 8  # queries along an axis that share their keys; 4 was slower, with kernels of 3 and of 7
 
@@ -33,14 +33,14 @@ class Neighborhood(Regrouped):
 
     def __post_init__(self):
         # As pairs, so that lists from a config become hashable.
-        object.__setattr__(self, "kernel", by_axis("kernel", self.kernel, least=1))
-        object.__setattr__(self, "dilation", by_axis("dilation", self.dilation, least=1))
+        object.__setattr__(self, "kernel", by_axis("kernel", self.kernel, minimum=1))
+        object.__setattr__(self, "dilation", by_axis("dilation", self.dilation, minimum=1))
 
     @classmethod
     def examples(cls) -> list["Neighborhood"]:
         return [cls(3), cls(3, dilation=2), cls((4, 5), dilation=(1, 2))]
 
-    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+    def sees(self, query: Coordinates, key: Coordinates, grid: Grid) -> Tensor:
         rows, cols = self._axes(grid)
         return rows.sees(query[0], key[0]) & cols.sees(query[1], key[1])
 

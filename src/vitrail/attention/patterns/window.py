@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Places, Regrouped, by_axis, settled
+from vitrail.attention.patterns import Coordinates, Regrouped, by_axis, settled
 from vitrail.errors import UserError
 
 
@@ -28,8 +28,8 @@ class Window(Regrouped):
     exact = True
 
     def __post_init__(self):
-        size = by_axis("size", self.size, least=1)
-        shift = by_axis("shift", self.shift, least=0)
+        size = by_axis("size", self.size, minimum=1)
+        shift = by_axis("shift", self.shift, minimum=0)
         if shift[0] >= size[0] or shift[1] >= size[1]:
             raise UserError(
                 f"shift={self.shift} moves windows of size={self.size} by one or more of them; "
@@ -42,7 +42,7 @@ class Window(Regrouped):
     def examples(cls) -> list["Window"]:
         return [cls(3), cls(3, shift=1), cls((2, 4), shift=(1, 3))]
 
-    def sees(self, query: Places, key: Places, grid: Grid) -> Tensor:
+    def sees(self, query: Coordinates, key: Coordinates, grid: Grid) -> Tensor:
         rows, cols = self._cuts(grid)
         return (rows.piece(query[0]) == rows.piece(key[0])) & (
             cols.piece(query[1]) == cols.piece(key[1])
@@ -52,7 +52,7 @@ class Window(Regrouped):
         rows, cols = self._cuts(grid)
         return Grid(rows.size, cols.size, grid.prefix)
 
-    def places(self, grid: Grid, device: torch.device) -> Places:
+    def places(self, grid: Grid, device: torch.device) -> Coordinates:
         rows, cols = self._cuts(grid)
         row, col = grid.coordinates(device)
         return (row + rows.before) % rows.size, (col + cols.before) % cols.size

@@ -168,11 +168,11 @@ def _sample(request: Request) -> Sample:
         queries, keys = min(request.queries, LONGEST), min(request.keys, LONGEST)
         request = replace(request, queries=queries, keys=keys)
     batch = 1 if max(request.queries, request.keys) > LONGEST // 4 else 3
-    sample = Sample.of(replace(request, batch=3 if "keys" in request.masks else batch))
-    if "keys" not in request.masks:
+    sample = Sample.of(replace(request, batch=3 if "padding" in request.masks else batch))
+    if "padding" not in request.masks:
         return sample
-    real = torch.arange(request.keys) < torch.tensor([1.0, 0.5, 0.0])[:, None] * request.keys
-    return replace(sample, mask=replace(sample.mask, padding=real.to(request.device)))
+    valid = torch.arange(request.keys) < torch.tensor([1.0, 0.5, 0.0])[:, None] * request.keys
+    return replace(sample, mask=replace(sample.mask, valid=valid.to(request.device)))
 
 
 def _by_head(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:

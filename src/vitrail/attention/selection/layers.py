@@ -1,6 +1,6 @@
 """Which backend computes each attention layer of a run: named, measured or remembered, and proved.
 
-All of it is settled on the model's outline, before any data is read.
+All of it is decided on the model on the meta device, before any data is read.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def _made_of(layer: nn.Module) -> dict[str, str]:
     }
 
 
-def equip(network: nn.Module, layers: Mapping[str, LayerPlan]) -> None:
+def set_backends(network: nn.Module, layers: Mapping[str, LayerPlan]) -> None:
     """Put the planned backends into a network's layers."""
     for name, layer in layers.items():
         network.get_submodule(name).backend = layer.backend

@@ -1,6 +1,6 @@
-"""What a model's attention layers will ask of their backends, seen on its outline before any data.
+"""What a model's attention layers will ask of their backends, found before any data is read.
 
-The outline is the model on the meta device, where a pass computes shapes and costs nothing.
+The model runs on the meta device, where a pass computes shapes and costs nothing.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Recorder(Backend):
 
 
 def requests_of(
-    outline: nn.Module,
+    meta_model: nn.Module,
     *inputs: Tensor | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -39,13 +39,13 @@ def requests_of(
 ) -> dict[str, tuple[Request, ...]]:
     """The distinct requests of each attention layer for such inputs, by the layer's name.
 
-    outline, inputs: on the meta device. A layer is a module with a `backend`. device, dtype: what
-    the model will really compute on and in. training: with dropout and gradients, or without.
+    meta_model, inputs: on the meta device. A layer is a module with a `backend`. device, dtype:
+    what the model will really compute on and in. training: with dropout and gradients, or without.
     """
-    before = outline.training
-    with torch.set_grad_enabled(training), _recording(outline) as recorders:
-        outline.train(training)(*inputs)
-    outline.train(before)
+    before = meta_model.training
+    with torch.set_grad_enabled(training), _recording(meta_model) as recorders:
+        meta_model.train(training)(*inputs)
+    meta_model.train(before)
     real = {"device": device.type, "dtype": dtype, "compute": compute_capability(device)}
     return {
         name: tuple(dict.fromkeys(replace(request, **real) for request in recorder.requests))
@@ -63,8 +63,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _recording(outline: nn.Module) -> Iterator[dict[str, Recorder]]:
-    layers = attention_layers(outline)
+def _recording(meta_model: nn.Module) -> Iterator[dict[str, Recorder]]:
+    layers = attention_layers(meta_model)
     own = {name: layer.backend for name, layer in layers.items()}
     recorders = {name: Recorder() for name in layers}
     try:

@@ -34,11 +34,11 @@ class Sample:
             values = torch.randn(shape, generator=generator).to(request.device, request.dtype)
             return values.requires_grad_(learned)
 
-        padding = allowed = None
-        if "keys" in request.masks:
-            real = keys - torch.arange(batch) * keys // batch  # (B,)
-            padding = (torch.arange(keys) < real[:, None]).to(request.device)
-        if "dense" in request.masks:
+        valid = allowed = None
+        if "padding" in request.masks:
+            lengths = keys - torch.arange(batch) * keys // batch  # (B,)
+            valid = (torch.arange(keys) < lengths[:, None]).to(request.device)
+        if "mask" in request.masks:
             allowed = torch.rand(1, 1, queries, keys, generator=generator) < 0.5
             allowed = allowed.to(request.device)
         return cls(
@@ -46,7 +46,7 @@ class Sample:
             k=draw(batch, heads, keys, request.width, learned=request.backward),
             v=draw(batch, heads, keys, request.width, learned=request.backward),
             grad=draw(batch, heads, queries, request.width, learned=False),
-            mask=Mask(padding=padding, allowed=allowed, pattern=request.pattern),
+            mask=Mask(valid=valid, allowed=allowed, pattern=request.pattern),
             bias=draw(1, heads, queries, keys, learned=request.bias_grad) if request.bias else None,
         )
 

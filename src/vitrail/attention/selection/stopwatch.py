@@ -40,24 +40,24 @@ def interleave(
     device: str,
     rounds: int,
     warm_up: int = 1,
-    least: int = 1,
+    min_rounds: int = 1,
     seconds: float = float("inf"),
-    read: Callable[[str], float] = clock,
+    clock: Callable[[str], float] = clock,
 ) -> dict[str, Times]:
     """Time each function once a round, A B C A B C …, so that a slow moment meets them all.
 
     warm_up rounds go before the first and are not counted. Stops after `rounds`, or with the round
-    in which `seconds` have passed, warm-up included; `least` rounds are always counted.
+    in which `seconds` have passed, warm-up included; `min_rounds` rounds are always counted.
     """
     found: dict[str, list[float]] = {name: [] for name in functions}
-    start = read(device)
+    start = clock(device)
     for number in range(1 - warm_up, rounds + 1):
         for name, function in functions.items():
-            before = read(device)
+            before = clock(device)
             function()
-            passed = read(device) - before
+            passed = clock(device) - before
             if number > 0:
                 found[name].append(passed)
-        if number >= least and read(device) - start > seconds:
+        if number >= min_rounds and clock(device) - start > seconds:
             break
     return {name: Times(tuple(times)) for name, times in found.items()}
