@@ -11,6 +11,7 @@ import pytest
 
 from vitrail.data.datasets.cifar import CIFAR10
 from vitrail.data.datasets.tiny_imagenet import TinyImageNet
+from vitrail.errors import UserError
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -83,7 +84,7 @@ def test_a_half_download_is_fetched_again(cifar):
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_unpacked(cifar, monkeypatch):
     monkeypatch.setattr(CIFAR10, "archive", replace(CIFAR10.archive, md5="0" * 32))
-    with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz is damaged or another file: its"):
+    with pytest.raises(UserError, match=r"cifar-10-python.tar.gz is damaged or another file: its"):
         cifar.prepare()
     assert names(cifar.root) == ["cifar-10-python.tar.gz"]
 
@@ -91,7 +92,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_is_unpacked(cifar, monkeypatch)
 def test_without_a_server_one_line_says_which_file_to_put_where(cifar, monkeypatch):
     nowhere = replace(CIFAR10.archive, url="http://127.0.0.1:1/cifar-10-python.tar.gz")
     monkeypatch.setattr(CIFAR10, "archive", nowhere)
-    with pytest.raises(ConnectionError) as error:
+    with pytest.raises(UserError) as error:
         cifar.prepare()
     message = str(error.value)
     assert message.startswith("cannot download http://127.0.0.1:1/cifar-10-python.tar.gz (")
@@ -101,18 +102,18 @@ def test_without_a_server_one_line_says_which_file_to_put_where(cifar, monkeypat
 
 def test_a_file_that_the_server_does_not_have_is_one_line(cifar, published):
     (published[0] / "cifar-10-python.tar.gz").unlink()
-    with pytest.raises(ConnectionError, match=r"HTTP Error 404"):
+    with pytest.raises(UserError, match=r"HTTP Error 404"):
         cifar.prepare()
 
 
 def test_without_leave_to_download_one_line_says_what_to_put_where(cifar):
-    with pytest.raises(FileNotFoundError, match=r"put cifar-10-python.tar.gz from http"):
+    with pytest.raises(UserError, match=r"put cifar-10-python.tar.gz from http"):
         replace(cifar, download=False).prepare()
 
 
 def test_an_incomplete_folder_is_named_and_not_taken_for_the_dataset(cifar):
     (cifar.root / "cifar-10-batches-py").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"cifar-10-batches-py lacks batches.meta; remove that"):
+    with pytest.raises(UserError, match=r"cifar-10-batches-py lacks batches.meta; remove that"):
         cifar.prepare()
 
 

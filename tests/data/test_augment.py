@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from vitrail.data.augment import Augment, boxes, mirrored, shifted
+from vitrail.data.augment import Augment, boxes, hflip, random_crop
 from vitrail.data.draws import draw, seeded
 from vitrail.data.resize import RandomResizedCrop
 
@@ -73,7 +73,7 @@ def test_seeded_code_leaves_the_global_generator_as_it_was():
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
 def test_a_shifted_batch_equals_a_padded_crop_of_each_image(mode, noise_images, draws):
     images = noise_images(9).source
-    moved = shifted(images, 3, draws.top[:9], draws.left[:9], mode=mode)
+    moved = random_crop(images, 3, draws.top[:9], draws.left[:9], mode=mode)
     for index, image in enumerate(images):
         row, col = (int(share[index] * 7) for share in (draws.top, draws.left))
         padded = functional.pad(image, [3, 3, 3, 3], padding_mode=mode)
@@ -83,7 +83,7 @@ def test_a_shifted_batch_equals_a_padded_crop_of_each_image(mode, noise_images, 
 def test_a_shift_reaches_every_place_of_the_frame_about_equally(draws):
     image = torch.zeros(4000, 3, 2, 5, dtype=torch.uint8)
     image[:, :, 0, 0] = 1
-    moved = shifted(image, 1, draws.top, draws.left, mode="constant")
+    moved = random_crop(image, 1, draws.top, draws.left, mode="constant")
     places = moved[:, 0].sum(0).flatten()
     assert places.max() < 4000 / 9 * 1.2
     assert (places > 0).sum() == 2 * 2  # the others leave the image
@@ -91,14 +91,14 @@ def test_a_shift_reaches_every_place_of_the_frame_about_equally(draws):
 
 def test_mirroring_turns_the_chosen_images_alone(noise_images):
     images = noise_images(4).source
-    flipped = mirrored(images, np.array([True, False, False, True]))
+    flipped = hflip(images, np.array([True, False, False, True]))
     assert torch.equal(flipped[0], functional.horizontal_flip(images[0]))
     assert torch.equal(flipped[1:3], images[1:3])
     assert torch.equal(flipped[3], functional.horizontal_flip(images[3]))
 
 
 @pytest.mark.parametrize("flip", [True, "alternate"])
-def test_half_of_the_images_are_mirrored(flip, noise_images, draws):
+def test_half_of_the_images_are_hflip(flip, noise_images, draws):
     image = noise_images(1).source.expand(4000, -1, -1, -1)
     flipped = Augment(**{**OFF, "flip": flip}).whole_batch(image, draws)
     assert 0.47 < (flipped != image).flatten(1).any(1).float().mean() < 0.53
@@ -150,5 +150,5 @@ def test_erasing_turns_a_box_to_the_mean_in_its_share_of_the_images(draws):
     ],
 )
 def test_values_out_of_range_are_refused_by_name(knob, value):
-    with pytest.raises(ValueError, match=rf"augment\.{knob}="):
+    with pytest.raises(ValueError, match=rf"augment\.{knob} must be"):
         Augment(**{**OFF, knob: value})

@@ -103,7 +103,7 @@ def test_evaluation_is_pixels_less_mean_over_std(noise_images):
     assert torch.allclose(batch.images, expected, atol=1e-6)
     assert batch.images.dtype == torch.float32
     assert batch.labels.tolist() == [0, 1]
-    assert batch.padding is None
+    assert batch.valid is None
 
 
 @pytest.mark.parametrize("size", [(6, 10), (12, 20), (3, 5)])
@@ -151,14 +151,14 @@ def test_native_batches_are_padded_to_a_multiple_with_a_mask_of_what_is_real(
     batch = make(images, fit=FitInside((16, 16)), pad_to=pad_to)[0, np.arange(4)]
     side = -(-16 // pad_to) * pad_to
     assert batch.images.shape == (4, 3, side, side)
-    assert batch.padding.shape == (4, side, side)
-    assert batch.padding.dtype == torch.bool
+    assert batch.valid.shape == (4, side, side)
+    assert batch.valid.dtype == torch.bool
     for index, (height, width) in enumerate(shapes):
-        assert batch.padding[index].sum() == height * width
-        assert batch.padding[index, :height, :width].all()
+        assert batch.valid[index].sum() == height * width
+        assert batch.valid[index, :height, :width].all()
         alone = make(images, fit=FitInside((16, 16)))[0, np.array([index])].images[0]
         assert torch.equal(batch.images[index, :, :height, :width], alone)
-        assert (batch.images[index].masked_select(~batch.padding[index]) == 0).all()
+        assert (batch.images[index].masked_select(~batch.valid[index]) == 0).all()
 
 
 def test_native_batches_are_as_large_as_their_largest_image(of_many_shapes):
@@ -180,7 +180,7 @@ def test_a_native_image_is_mirrored_within_itself(of_many_shapes):
         turned += int(torch.equal(image, straight.flip(-1)))
         assert torch.equal(image, straight) or torch.equal(image, straight.flip(-1))
     assert 0 < turned < 4
-    assert torch.equal(batch.padding, plain.padding)
+    assert torch.equal(batch.valid, plain.valid)
 
 
 def test_a_random_resized_crop_keeps_the_aspect_of_a_wide_model(noise_images):

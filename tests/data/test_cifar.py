@@ -51,7 +51,7 @@ def test_the_root_may_be_the_unpacked_folder_itself(official_cifar, tmp_path):
 def test_a_missing_file_is_named(official_cifar, tmp_path):
     folder = official_cifar(tmp_path)
     (folder / "data_batch_3").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_3 is missing; remove its folder"):
+    with pytest.raises(ValueError, match=r"data_batch_3 is missing; remove its folder"):
         CIFAR10(root=tmp_path, download=False).read()
 
 
@@ -59,7 +59,7 @@ def test_a_missing_file_is_named(official_cifar, tmp_path):
 def test_a_damaged_file_is_named(damage, official_cifar, tmp_path):
     path = official_cifar(tmp_path) / "data_batch_2"
     path.write_bytes(path.read_bytes()[:2000] if damage is None else damage)
-    with pytest.raises(ValueError, match=r"data_batch_2 is no CIFAR file"):
+    with pytest.raises(ValueError, match=r"data_batch_2 is not a CIFAR file"):
         CIFAR10(root=tmp_path, download=False).read()
 
 
@@ -74,7 +74,7 @@ class Trap:
 def test_a_pickle_that_would_run_code_is_refused(official_cifar, tmp_path):
     folder = official_cifar(tmp_path)
     (folder / "data_batch_1").write_bytes(pickle.dumps({"data": Trap(tmp_path / "sprung")}))
-    with pytest.raises(ValueError, match=r"data_batch_1 is no CIFAR file .*it asks for"):
+    with pytest.raises(ValueError, match=r"data_batch_1 is not a CIFAR file .*it asks for"):
         CIFAR10(root=tmp_path, download=False).read()
     assert not (tmp_path / "sprung").exists()
 

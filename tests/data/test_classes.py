@@ -30,7 +30,7 @@ def test_a_file_of_names_does_the_same(folder, tmp_path):
 
 
 def test_a_missing_file_of_names_is_one_line(folder):
-    with pytest.raises(FileNotFoundError, match=r"data.classes=two.txt is no file; give one with"):
+    with pytest.raises(ValueError, match=r"data.classes=two.txt does not exist; give a file"):
         folder("data.classes=two.txt").setup("fit")
 
 

@@ -7,6 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 import vitrail.data.datasets
+from vitrail.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -41,7 +42,7 @@ def test_building_reads_nothing(name, build, config, tmp_path):
 @pytest.mark.parametrize("name", WITH_FILES)
 def test_missing_files_are_one_line_that_says_what_to_put_where(name, build, tmp_path):
     data = build(name, f"data.root={tmp_path / 'absent'}")
-    with pytest.raises(FileNotFoundError) as error:
+    with pytest.raises(UserError) as error:
         data.setup("fit")
     assert str(tmp_path / "absent") in str(error.value)
     assert "\n" not in str(error.value)

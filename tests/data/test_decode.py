@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from vitrail.data.decode import UnreadableImage, decode, look_at
+from vitrail.data.decode import UnreadableImage, check_file, decode
 
 
 def as_tensor(pixels: np.ndarray) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_the_first_frame_of_a_film_is_taken(tmp_path):
 
 def test_floating_point_pixels_are_refused(tmp_path):
     Image.new("F", (4, 4)).save(tmp_path / "depth.tif")
-    with pytest.raises(UnreadableImage, match=r"depth.tif \(its pixels are floating-point"):
+    with pytest.raises(UnreadableImage, match=r"depth.tif \(its floating-point pixels"):
         decode(str(tmp_path / "depth.tif"))
 
 
@@ -148,10 +148,10 @@ FORMATS = (
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_whole_file_passes_the_look(name, paint, tmp_path):
-    look_at(str(paint(tmp_path / name, 64, 48)))
+    check_file(str(paint(tmp_path / name, 64, 48)))
 
 
-@pytest.mark.parametrize("read", [decode, look_at])
+@pytest.mark.parametrize("read", [decode, check_file])
 @pytest.mark.parametrize("name", FORMATS)
 def test_half_a_file_is_an_error_with_its_path_and_no_pixels(name, read, paint, tmp_path):
     path = paint(tmp_path / name, 64, 48)
@@ -163,7 +163,7 @@ def test_half_a_file_is_an_error_with_its_path_and_no_pixels(name, read, paint, 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("read", [decode, look_at])
+@pytest.mark.parametrize("read", [decode, check_file])
 @pytest.mark.parametrize("content", [b"", b"I am text, not an image"])
 def test_what_is_no_image_is_an_error_with_its_path(content, read, tmp_path):
     path = tmp_path / "note.jpg"
@@ -175,5 +175,5 @@ def test_what_is_no_image_is_an_error_with_its_path(content, read, tmp_path):
 def test_a_whole_photograph_with_something_behind_its_end_is_readable(paint, tmp_path):
     path = paint(tmp_path / "photo.jpg", 64, 48)
     path.write_bytes(path.read_bytes() + b"a camera's own notes")
-    look_at(str(path))
+    check_file(str(path))
     assert decode(str(path)).shape == (3, 64, 48)

@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from vitrail.data.collate import Batch
+from vitrail.data.batches import Batch
 from vitrail.data.module import ImageData
 
 # Lightning 2.6 asks torch 2.14 for a name that it has renamed.
@@ -23,8 +23,8 @@ class Witness(pl.LightningModule):
         self.validated: list[float] = []
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-        images, _, padding = batch
-        assert padding is None
+        images, _, valid = batch
+        assert valid is None
         self.seen += [(self.current_epoch, float(image.sum())) for image in images]
         return self.weight * images.mean()
 
@@ -123,7 +123,7 @@ def test_processes_see_disjoint_images_and_together_all(world, data, monkeypatch
     alone = torch.cat([batch.images for batch in data().loader("test")])
     shards = []
     for rank in range(world):
-        monkeypatch.setattr("vitrail.data.module.process_and_count", lambda r=rank: (r, world))
+        monkeypatch.setattr("vitrail.data.module.rank_and_world", lambda r=rank: (r, world))
         shards.append(torch.cat([batch.images for batch in data().loader("test")]))
     together = torch.cat(shards)
     assert len(together) == len(alone) == 512

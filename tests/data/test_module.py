@@ -120,7 +120,7 @@ def test_many_unreadable_images_are_one_bearable_line(build, paint_folder, tmp_p
     paint_folder(tmp_path, ["train/a", "val/a"], 30)
     for path in (tmp_path / "train" / "a").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"30 images .* and 20 more; mend or remove them"):
+    with pytest.raises(ValueError, match=r"30 images .* and 20 more; repair or remove them"):
         build("image_folder", f"data.root={tmp_path}").setup("fit")
 
 
@@ -128,7 +128,7 @@ def test_native_shapes_come_with_a_padding_mask(build_photos):
     data = build_photos("data.resize=native", "data.augment.scale=null", "data.pad_to=4")
     batch = next(iter(data.train_dataloader()))
     assert batch.images.shape == (6, 3, 8, 12)  # 12 x 16 inside 8 x 12 is 8 x 11
-    assert batch.padding.flatten(1).sum(1).unique().tolist() == [8 * 11]
+    assert batch.valid.flatten(1).sum(1).unique().tolist() == [8 * 11]
 
 
 def test_the_description_is_plain_and_goes_through_a_safe_checkpoint(build, tmp_path):
@@ -157,21 +157,24 @@ def test_workers_auto_is_a_number_from_1_to_8(build_photos):
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("data.resize=stretch", "data.resize=stretch is unknown; use crop or native"),
-        ("data.check=maybe", "data.check=maybe is unknown; use refuse, skip or null"),
-        ("data.batch_size=0", "data.batch_size=0 must be 1 or more"),
-        ("data.pad_to=0", "data.pad_to=0 must be 1 or more"),
-        ("data.val_fraction=1", "data.val_fraction=1 must be a share from 0 to below 1"),
-        ("data.workers=-1", "data.workers=-1 must be a number from 0 on, or auto"),
-        ("data.image_size=[8]", "data.image_size=[8] is neither a side nor [height, width]"),
-        ("data.image_size=0", "data.image_size=0 is neither a side nor [height, width]"),
-        ("data.mean=[0.5]", "data.mean=[0.5] must be three numbers, one a channel"),
+        ("data.resize=stretch", "data.resize must be crop or native, got stretch"),
+        ("data.check=maybe", "data.check must be refuse, skip or null, got maybe"),
+        ("data.batch_size=0", "data.batch_size must be >= 1, got 0"),
+        ("data.pad_to=0", "data.pad_to must be >= 1, got 0"),
+        ("data.val_fraction=1", "data.val_fraction must be in [0, 1), got 1"),
+        ("data.workers=-1", "data.workers must be >= 0 or auto, got -1"),
         (
-            "data.std=[1,0,1]",
-            "data.std=[1, 0, 1] must be three numbers, one a channel; std above 0",
+            "data.image_size=[8]",
+            "data.image_size must be a side or [height, width] in pixels, got [8]",
         ),
-        ("data.resize=native", "data.resize=native keeps images in shapes of their own"),
-        ("data.augment.erase=2", "augment.erase=2 must be a share of the images"),
+        (
+            "data.image_size=0",
+            "data.image_size must be a side or [height, width] in pixels, got 0",
+        ),
+        ("data.mean=[0.5]", "data.mean must be three numbers, one a channel, got [0.5]"),
+        ("data.std=[1,0,1]", "data.std must be three numbers above 0, one a channel, got [1, 0"),
+        ("data.resize=native", "data.resize=native keeps the shape of each image"),
+        ("data.augment.erase=2", "augment.erase must be in [0, 1], got 2"),
     ],
 )
 def test_values_out_of_range_are_refused_in_one_line(override, message, build_photos):
@@ -184,7 +187,7 @@ def test_values_out_of_range_are_refused_in_one_line(override, message, build_ph
 
 
 def test_an_unknown_imagenette_size_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"size=240px of Imagenette is not published; use 160px"):
+    with pytest.raises(ValueError, match=r"dataset.size must be one of 160px, .* got 240px"):
         Imagenette(root=tmp_path, size="240px", download=False)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.order import Order
+from vitrail.data.loader import Order
 
 WORLDS = st.integers(1, 4)
 SIZES = st.integers(1, 9)
@@ -83,5 +83,5 @@ def test_what_a_partial_batch_would_hold_changes_between_epochs():
 
 
 def test_fewer_images_than_processes_are_refused():
-    with pytest.raises(ValueError, match=r"2 images are too few for 3 processes; start 2 or fewer"):
+    with pytest.raises(ValueError, match=r"2 images do not go round 3 processes; start 2 or fewer"):
         Order(2, batch_size=4, seed=None, rank=0, world=3)

@@ -46,9 +46,9 @@ def test_photographs_of_many_sizes_and_some_grey(resize, build, real_data):
     )
     data.setup("fit")
     assert len(data.classes) == data.counts["train"] == 100
-    for images, labels, padding in data.loader("train", augment=False):
+    for images, labels, valid in data.loader("train", augment=False):
         assert len(images) == len(labels) == 10
         assert images.isfinite().all()
         assert images.std() > 0.5
         assert images.shape[2] % 16 == images.shape[3] % 16 == 0
-        assert (padding is None) == (resize == "crop")
+        assert (valid is None) == (resize == "crop")

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from vitrail.data import scan
-from vitrail.data.cache import decode_all
 from vitrail.data.images import Images
 from vitrail.data.resize import CenterCrop
-from vitrail.data.scan import look_at_all
+from vitrail.data.scan import check_readable, decode_all
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def few(request, monkeypatch) -> None:
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * 3 * 8 * 8, 2**20])
 def test_every_image_is_decoded_in_its_place(files, chunk_bytes, monkeypatch):
-    monkeypatch.setattr("vitrail.data.cache.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("vitrail.data.scan.CHUNK_BYTES", chunk_bytes)
     drawn = torch.get_rng_state()
     fit = CenterCrop((8, 8))
     decoded, unreadable = decode_all(files, fit, title="decoding")
@@ -40,7 +39,7 @@ def test_every_image_is_decoded_in_its_place(files, chunk_bytes, monkeypatch):
 
 
 @pytest.mark.usefixtures("few")
-def test_every_file_is_looked_at(files):
-    unreadable = look_at_all(files, title="checking")
+def test_every_file_is_checked(files):
+    unreadable = check_readable(files, title="checking")
     assert [*unreadable] == [3]
     assert "3.jpg" in unreadable[3]

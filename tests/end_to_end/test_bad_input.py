@@ -17,7 +17,7 @@ CLASHES = {
     "trainer=gpu": "trainer.accelerator=cuda needs a cuda device",
     "classifier.mixup=0.2 data.resize=native data.cache=false data.pad_to=2": "mixing needs images",
     "data.resize=native data.cache=false": "use data.pad_to=2, a multiple of model.patch_size",
-    "data=image_folder data.root=nowhere": "nowhere is no folder",
+    "data=image_folder data.root=nowhere": "nowhere is not a folder",
     "data=image_folder data.root=empty": "empty has no images in folders",
     "data=cifar10 data.root=nowhere data.dataset.download=false": "put cifar-10-python.tar.gz from",
     "hydra.run.dir=a_file/run": "a_file/run: Not a directory",

@@ -11,13 +11,11 @@ from torch.utils.data import DataLoader
 from vitrail.bench.per_sample import PerSample, usual
 from vitrail.data.augment import Augment
 from vitrail.data.batches import Batches
-from vitrail.data.cache import decode_all
 from vitrail.data.images import Images
-from vitrail.data.loader import Loader
+from vitrail.data.loader import Loader, Order
 from vitrail.data.module import ImageData
-from vitrail.data.order import Order
 from vitrail.data.resize import CenterCrop, FitInside
-from vitrail.data.scan import look_at_all
+from vitrail.data.scan import check_readable, decode_all
 from vitrail.errors import UserError
 
 
@@ -49,7 +47,7 @@ class Pipelines:
         count = min(most, len(every))
         images = every[torch.arange(count) * len(every) // count]
         if not images.in_memory:
-            unreadable = look_at_all(images, title="checking")
+            unreadable = check_readable(images, title="checking")
             readable = [index for index in range(count) if index not in unreadable]
             images = images[torch.tensor(readable, dtype=torch.int64)]
         whole = len(images) // data.batch_size * data.batch_size

@@ -1,4 +1,4 @@
-"""A published archive: downloaded once, held to its checksum, unpacked whole or not at all."""
+"""A published archive: downloaded once, checked by its md5, unpacked whole or not at all."""
 
 import shutil
 import tarfile
@@ -20,7 +20,7 @@ class Archive:
         url: of the archive.
         md5: its published checksum.
         folder: what it unpacks to.
-        mark: a file or folder inside by which `folder` is known under another name.
+        mark: a file or folder inside that tells a renamed `folder`.
     """
 
     url: str
@@ -33,26 +33,20 @@ class Archive:
         return Path(self.url).name
 
     def find(self, root: Path) -> Path:
-        """The unpacked folder: in `root`, or `root` itself.
-
-        Raises:
-            FileNotFoundError: it is neither, with what to put where.
-        """
+        """The unpacked folder: in `root`, or `root` itself. Raises `UserError` without one."""
         for folder in (root / self.folder, root):
             if (folder / self.mark).exists():
                 return folder
-        raise FileNotFoundError(
+        raise UserError(
             f"{root / self.folder / self.mark} does not exist; put {self.name} from {self.url} "
             f"into {root}, or let data.dataset.download=true fetch it"
         )
 
     def prepare(self, root: Path, *, download: bool) -> None:
-        """See to it that `find` finds: unpack the archive in `root`, downloaded where allowed.
+        """Unpack the archive in `root`, downloaded where allowed, unless `find` finds its folder.
 
-        Raises:
-            FileNotFoundError: there is no archive and none may be downloaded.
-            ConnectionError: it cannot be downloaded.
-            UserError: it is not the published one, or the folder is there but incomplete.
+        Raises `UserError` for an archive that is missing or not the published one, a download that
+        fails, and an incomplete folder.
         """
         unpacked, archive = root / self.folder, root / self.name
         if (unpacked / self.mark).exists() or (root / self.mark).exists():
@@ -71,7 +65,7 @@ class Archive:
         # Unpacked beside its place and moved there whole: no run leaves half a dataset behind.
         with tempfile.TemporaryDirectory(dir=root) as beside:
             # A tar's members must stay inside the folder; a zip's always do. Early releases of
-            # Python 3.11 know no filter, and the checksum has to do.
+            # Python 3.11 have no filter and rely on the checksum.
             tar = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")
             safely = {"filter": "data"} if tar else {}
             shutil.unpack_archive(archive, beside, **safely)
@@ -82,9 +76,9 @@ class Archive:
         try:
             download_url(self.url, root, md5=self.md5)
         except (OSError, HTTPException) as error:
-            raise ConnectionError(
+            raise UserError(
                 f"cannot download {self.url} ({error}); put that file into {root} yourself"
             ) from error
         except RuntimeError:
-            # torchvision's word for a wrong checksum; `prepare` says it with the path.
+            # torchvision's error for a wrong checksum; `prepare` raises it with the path.
             return

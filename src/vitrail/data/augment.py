@@ -1,7 +1,6 @@
-"""What makes an image different in every epoch, each image by its own draws.
+"""Augmentation of training images: torchvision's transforms per image, and batch operations.
 
-Two kinds of work: torchvision's transforms, which see one image at a time, and operations on whole
-batches, for images so small that a call per image would cost more than the work itself.
+Batch operations serve small images, for which a call per image would cost more than the work.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +28,10 @@ class Augment:
             are resized as in evaluation.
         auto: "randaugment" or "trivial" (TrivialAugmentWide), with torchvision's defaults.
         crop_padding: pixels put around the image before a random crop back to its size.
-        padding_mode: what these are, "constant" for black or "reflect" for the image's own.
-        flip: mirror half of the images, left to right: True draws anew in every epoch, "alternate"
-            mirrors an image in every other one (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds").
-        erase: share of the images of which a random box turns to the mean colour.
+        padding_mode: "constant" for black, or "reflect".
+        flip: flip half of the images left to right: True draws anew in every epoch, "alternate"
+            flips an image in every other one (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds").
+        erase: share of the images that get a random box of the mean colour.
 
     Raises:
         UserError: a value outside its range.
@@ -50,27 +49,27 @@ class Augment:
     ) -> None:
         if scale is not None and not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
             raise UserError(
-                f"augment.scale={list(scale)} is no range of shares; use one like [0.08, 1]"
+                f"augment.scale must be [min, max] with 0 < min <= max <= 1, got {list(scale)}"
             )
         if auto is not None and auto not in _POLICIES:
-            raise UserError(f"augment.auto={auto} is unknown; use null, {' or '.join(_POLICIES)}")
+            raise UserError(f"augment.auto must be null, {' or '.join(_POLICIES)}, got {auto}")
         if crop_padding is not None and crop_padding < 0:
-            raise UserError(f"augment.crop_padding={crop_padding} must be 0 or more pixels")
+            raise UserError(f"augment.crop_padding must be >= 0 pixels, got {crop_padding}")
         if padding_mode not in _PADDING_MODES:
             raise UserError(
-                f"augment.padding_mode={padding_mode} is unknown; use {' or '.join(_PADDING_MODES)}"
+                f"augment.padding_mode must be {' or '.join(_PADDING_MODES)}, got {padding_mode}"
             )
         if flip not in (True, False, ALTERNATE):
-            raise UserError(f"augment.flip={flip} is unknown; use true, false or {ALTERNATE}")
+            raise UserError(f"augment.flip must be true, false or {ALTERNATE}, got {flip}")
         if not 0 <= erase <= 1:
-            raise UserError(f"augment.erase={erase} must be a share of the images, from 0 to 1")
+            raise UserError(f"augment.erase must be in [0, 1], got {erase}")
         self.scale = None if scale is None else tuple(scale)
         self.auto, self.flip, self.erase = auto, flip, erase
         self.crop_padding, self.padding_mode = crop_padding, padding_mode
 
     @property
     def works_per_image(self) -> bool:
-        """Whether images must pass through `per_image` even when they have their size already."""
+        """Whether images need `per_image` even when they have their size already."""
         return self.scale is not None or self.auto is not None
 
     def per_image(self, fit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -90,13 +89,11 @@ class Augment:
     def whole_batch(self, images: Tensor, draws: Draws) -> Tensor:
         """Crop and flip: uint8 (B, 3, H, W) -> the same."""
         if self.crop_padding:
-            images = shifted(
+            images = random_crop(
                 images, self.crop_padding, draws.top, draws.left, mode=self.padding_mode
             )
         if self.flip:
-            images = mirrored(
-                images, draws.alternate if self.flip == ALTERNATE else draws.flip < 0.5
-            )
+            images = hflip(images, draws.alternate if self.flip == ALTERNATE else draws.flip < 0.5)
         return images
 
     def erased(self, images: Tensor, draws: Draws) -> Tensor:
@@ -114,12 +111,17 @@ UNCHANGED = Augment(
 )
 
 
-def shifted(
+def random_crop(
     images: Tensor, padding: int, top: np.ndarray, left: np.ndarray, *, mode: str
 ) -> Tensor:
-    """Crop images back to their size from a frame around them: (B, 3, H, W) -> the same.
+    """Pad images and crop them back to their size: (B, 3, H, W) -> the same.
 
-    `top` and `left` (B,), in [0, 1), say where in the frame, `mode` as for `np.pad` what it is of.
+    Args:
+        images: uint8 (B, 3, H, W).
+        padding: pixels on each side.
+        top: position of each crop in the padded image, (B,) in [0, 1).
+        left: likewise.
+        mode: of `np.pad`.
     """
     *_, height, width = images.shape
     around = (padding, padding)
@@ -129,7 +131,7 @@ def shifted(
     return torch.from_numpy(windows[np.arange(len(images)), :, row, col])
 
 
-def mirrored(images: Tensor, which: np.ndarray) -> Tensor:
+def hflip(images: Tensor, which: np.ndarray) -> Tensor:
     """Flip the chosen images left to right: (B, 3, H, W), bool (B,) -> a new (B, 3, H, W)."""
     flipped = images.numpy().copy()
     flipped[which] = flipped[which][..., ::-1]
@@ -137,7 +139,7 @@ def mirrored(images: Tensor, which: np.ndarray) -> Tensor:
 
 
 def boxes(height: int, width: int, draws: Draws) -> Tensor:
-    """A random box per image: bool (B, H, W).
+    """A random box per image, bool (B, H, W), by the `erase_…` draws (B,).
 
     Its area is 2 % to 33 % of the image and its aspect 0.3 to 3.3, uniform in the logarithm, as in
     Zhong et al. 2017; a side longer than the image is cut to it.

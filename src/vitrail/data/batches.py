@@ -1,19 +1,50 @@
-"""Whole batches as a pure function of (epoch, indices)."""
+"""Batches as a pure function of (epoch, indices): decoded, augmented, normalised, padded."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.data.augment import Augment
-from vitrail.data.collate import Batch, pad_together
 from vitrail.data.decode import UnreadableImage
 from vitrail.data.draws import draw, seeded
 from vitrail.data.images import Images
 from vitrail.data.resize import CenterCrop, FitInside
 
-IN_CACHE = 100_000  # float32 numbers
+CACHE_NUMBERS = 100_000  # float32 numbers that stay in a core's cache between two operations
+
+
+class Batch(NamedTuple):
+    """What a model is trained on.
+
+    images: float32 (B, 3, H, W), normalised; 0 in padding.
+    labels: int64 (B,).
+    valid: bool (B, H, W), True = real pixel; None where every pixel is.
+    """
+
+    images: Tensor
+    labels: Tensor
+    valid: Tensor | None
+
+
+def pad_together(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tensor]:
+    """Put images (3, h, w) of any shapes into the upper left of one (B, 3, H, W).
+
+    H and W are the largest of the batch, rounded up to a multiple (the model's patch size), so that
+    no patch is cut. Returns the zero-padded images and a bool mask (B, H, W), True = real.
+    """
+    height, width = (
+        -(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (1, 2)
+    )
+    padded = images[0].new_zeros(len(images), 3, height, width)
+    valid = torch.zeros(len(images), height, width, dtype=torch.bool)
+    for sample, image in enumerate(images):
+        _, rows, cols = image.shape
+        padded[sample, :, :rows, :cols] = image
+        valid[sample, :rows, :cols] = True
+    return padded, valid
 
 
 class Batches(torch.utils.data.Dataset):
@@ -21,10 +52,11 @@ class Batches(torch.utils.data.Dataset):
 
     Args:
         images: of one split.
-        fit: brings an image to the model's size. With `FitInside` images keep their own shapes and
-            are padded together.
+        fit: resizes an image for the model. With `FitInside` images keep their own shapes and are
+            padded together.
         augment: of training, or `UNCHANGED`.
-        mean, std: per channel, of pixels in [0, 1].
+        mean: per channel, of pixels in [0, 1].
+        std: likewise.
         seed: of the augmentation.
         pad_to: padded heights and widths are multiples of this.
     """
@@ -51,10 +83,9 @@ class Batches(torch.utils.data.Dataset):
         self._factor, self._offset = 1 / (255 * std), -mean / std
 
     def __getitem__(self, key: tuple[int, np.ndarray]) -> Batch | UnreadableImage:
-        """The batch, or what an unreadable file of it said.
+        """The batch, or the error of an unreadable file of it.
 
-        The error is returned because one that is raised in a worker arrives wrapped in that
-        worker's traceback.
+        The error is returned: one raised in a worker would arrive wrapped in its traceback.
         """
         epoch, indices = key
         labels = self.images.labels[indices]
@@ -64,8 +95,8 @@ class Batches(torch.utils.data.Dataset):
             alone = [self._finished(epoch, index)[0] for index in np.split(indices, len(indices))]
         except UnreadableImage as error:
             return error
-        padded, real = pad_together(alone, self.pad_to)
-        return Batch(padded, labels, real)
+        padded, valid = pad_together(alone, self.pad_to)
+        return Batch(padded, labels, valid)
 
     def _finished(self, epoch: int, indices: np.ndarray) -> Tensor:
         """Images of one shape, augmented and normalised: (B,) -> float32 (B, 3, H, W)."""
@@ -79,9 +110,9 @@ class Batches(torch.utils.data.Dataset):
         return self.augment.erased(self._normalised(images), draws)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """uint8 (B, 3, H, W) -> float32, in parts that a core's cache holds from step to step."""
+        """uint8 (B, 3, H, W) -> float32, in parts that fit a core's cache."""
         normalised = torch.empty(images.shape)
-        count = max(1, IN_CACHE // images[0].numel())
+        count = max(1, CACHE_NUMBERS // images[0].numel())
         for into, part in zip(normalised.split(count), images.split(count), strict=True):
             into.copy_(part).mul_(self._factor).add_(self._offset)
         return normalised

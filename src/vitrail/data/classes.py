@@ -1,4 +1,4 @@
-"""Classes are known by name: which of a dataset's are used, and which number each has."""
+"""Classes by name: which of a dataset's are used, and the label of each."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,26 +13,24 @@ from vitrail.errors import UserError
 def read_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | None:
     """Class names as given, or from a file with one a line; None stays None.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        UserError: a name comes twice, or there is none.
+    Raises `UserError` for a missing file, a name given twice, or no names.
     """
     if classes is None:
         return None
     if isinstance(classes, str | Path):
         path = Path(classes).expanduser()
         if not path.is_file():
-            raise FileNotFoundError(
-                f"data.classes={classes} is no file; give one with a name a line, or a list [a,b]"
+            raise UserError(
+                f"data.classes={classes} does not exist; give a file with one name a line, or [a,b]"
             )
         names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     else:
         names = [str(name) for name in classes]  # YAML reads the name of a folder 0 as a number
     if not names:
-        raise UserError(f"data.classes={classes} names no class")
+        raise UserError(f"data.classes must name at least one class, got {classes}")
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise UserError(f"data.classes names {some(twice)} twice; give every class once")
+        raise UserError(f"data.classes names {some(twice)} twice; give each class once")
     return tuple(names)
 
 
@@ -43,13 +41,12 @@ def renumber(
     *,
     place: str,
 ) -> Splits:
-    """Number a dataset's classes anew and leave out the images of those that are not used.
+    """Number a dataset's classes anew and drop the images of unused ones.
 
     Args:
         splits: as the dataset has them.
         wanted: restricts the classes and orders them; None uses all.
-        known: the classes of a model, which decide the numbers where given; the dataset may have
-            fewer.
+        known: the classes of a model, which decide the labels; the dataset may have fewer.
         place: of the dataset, for messages.
 
     Raises:
@@ -88,7 +85,7 @@ def _numbered(images: Images, numbers: Tensor) -> Images:
 
 
 def some(names: Iterable[str], at_most: int = 10) -> str:
-    """Names as one line of bearable length."""
+    """The first names, joined, and how many more there are."""
     names = list(names)
     more = len(names) - at_most
     return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")

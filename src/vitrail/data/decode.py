@@ -1,11 +1,8 @@
-"""One rule from any image file to RGB pixels, and no pixels at all from a damaged one.
+"""Image files to RGB pixels: one rule for every format, and no pixels from a damaged file.
 
-The picture stands as its EXIF orientation says. Grey is copied to three channels; of 16 bits the
-upper eight count; transparent pixels lie on white; palettes, CMYK and the rest are converted. Of
-several frames the first is taken.
-
-The plain JPEG goes through TorchCodec, which gives Pillow's pixels sooner; all else goes
-through Pillow.
+EXIF orientation is applied. Grey is copied to three channels; of 16 bits the upper eight count;
+transparent pixels become white; palettes, CMYK and the rest are converted. Of several frames the
+first is taken. Plain JPEGs go through TorchCodec, which gives Pillow's pixels sooner.
 """
 
 import io
@@ -38,7 +35,7 @@ _ENDS = ((b"\xff\xd8\xff", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB\x60\
 
 
 class UnreadableImage(UserError):
-    """A file that is damaged, or no image at all. The message is its full path and the reason."""
+    """A file that is damaged or not an image. The message is its full path and the reason."""
 
     @classmethod
     def because(cls, path: str, error: Exception) -> "UnreadableImage":
@@ -62,17 +59,17 @@ def decode(path: str) -> Tensor:
 
 
 def _decode_jpeg(encoded: bytes) -> Tensor | None:
-    """The pixels of a JPEG, uint8 (3, h, w); None where Pillow shall say what is wrong with it."""
+    """The pixels of a JPEG, uint8 (3, h, w); None if it is damaged, which Pillow explains."""
     try:
         return decode_jpeg(encoded, mode="RGB")
     except RuntimeError:
         return None
 
 
-def look_at(path: str) -> None:
-    """Raise `UnreadableImage` for a damaged file, at a small part of the price of decoding it.
+def check_file(path: str) -> None:
+    """Raise `UnreadableImage` for a damaged file, at a fraction of the cost of decoding it.
 
-    A JPEG or PNG that begins and ends as it should passes; whatever else is decoded to be sure.
+    A JPEG or PNG passes by its first and last bytes; any other format is decoded.
     """
     try:
         with Path(path).open("rb") as file:
@@ -86,9 +83,9 @@ def look_at(path: str) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any colour mode as RGB, by the rule above. Raises `ValueError` for floating-point pixels."""
+    """Any colour mode as RGB, by the rule above. Raises `UserError` for floating-point pixels."""
     if image.mode == "F":
-        raise UserError("its pixels are floating-point numbers whose white is unknown")
+        raise UserError("its floating-point pixels have no known white")
     if image.mode.startswith("I"):
         upper = np.asarray(image).clip(0, 2**16 - 1) >> 8
         return Image.fromarray(upper.astype(np.uint8)).convert("RGB")

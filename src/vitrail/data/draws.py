@@ -1,4 +1,4 @@
-"""Random numbers that belong to an image and an epoch, whichever process or batch asks for them."""
+"""Random numbers as a function of (seed, epoch, image), in whichever process or batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

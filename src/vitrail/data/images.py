@@ -1,4 +1,4 @@
-"""What a dataset hands over: class names, and the labelled images of every split it has."""
+"""What a dataset returns: class names, and the labelled images of each split."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from vitrail.data.decode import decode
 
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
 
 @dataclass(frozen=True)
 class Images:
-    """The images of one split, as pixels in RAM or as files that are decoded one by one.
+    """The images of one split, in RAM or as files that are decoded one by one.
 
     Args:
         source: uint8 pixels (n, 3, H, W), or n paths as made by `from_files`.
@@ -53,10 +55,8 @@ class Images:
 
 
 class Splits(NamedTuple):
-    """Class names in label order, and images by split.
-
-    Splits are train, val and test, any of them missing; or `all` where nobody has split yet.
-    """
+    """Class names in label order, and images by split: any of train, val and test, or only `all`
+    for a dataset that is not split yet."""
 
     classes: tuple[str, ...]
     images: Mapping[str, Images]
@@ -66,7 +66,38 @@ class Dataset(Protocol):
     """Where labelled images come from. Building one reads nothing; one with files takes `root`."""
 
     def prepare(self) -> None:
-        """Download and unpack what is missing; called in one process, before any calls `read`."""
+        """Download and unpack what is missing. Called in one process, before any calls `read`."""
 
     def read(self) -> Splits:
-        """List every image, large ones as files. Raises one-line `OSError` and `ValueError`."""
+        """List every image; large ones as files. Raises `UserError`."""
+
+
+def folder_names(parent: Path) -> list[str]:
+    """The folders in `parent`, sorted, without hidden ones such as `.ipynb_checkpoints`."""
+    return sorted(
+        entry.name
+        for entry in os.scandir(parent)
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
+
+
+def read_class_folders(parent: Path, classes: Sequence[str]) -> Images:
+    """The images below `parent/<class>/` of each class, labelled by its place in `classes`.
+
+    Files count by their extension; hidden files and folders do not. A missing folder has no images.
+    """
+    by_class = [_image_files(parent / name) for name in classes]
+    labels = [label for label, files in enumerate(by_class) for _ in files]
+    return Images.from_files([path for files in by_class for path in files], labels)
+
+
+def _image_files(folder: Path) -> list[str]:
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            f"{place}/{name}"  # a million Path objects would take longer than the walk
+            for name in files
+            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+        ]
+    return sorted(found)

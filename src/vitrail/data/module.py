@@ -11,18 +11,16 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from vitrail.data.augment import UNCHANGED, Augment
 from vitrail.data.batches import Batches
-from vitrail.data.cache import cache_bytes, decode_all
 from vitrail.data.classes import read_names, renumber, some
 from vitrail.data.images import Dataset, Images, Splits
-from vitrail.data.loader import Loader
-from vitrail.data.order import Order, process_and_count
+from vitrail.data.loader import Loader, Order, rank_and_world
 from vitrail.data.resize import CenterCrop, FitInside
-from vitrail.data.scan import look_at_all
+from vitrail.data.scan import check_readable, decode_all, decoded_bytes
 from vitrail.data.split import hold_out
 from vitrail.errors import UserError
 
 _log = logging.getLogger(__name__)
-_say, _warn = rank_zero_only(_log.info), rank_zero_only(_log.warning)
+_info, _warn = rank_zero_only(_log.info), rank_zero_only(_log.warning)
 
 _RESIZES = {"crop": CenterCrop, "native": FitInside}
 
@@ -37,27 +35,27 @@ class ImageData(pl.LightningDataModule):
         dataset: builds the dataset, given `root` where that is not None.
         root: where its files are; relative to the folder that the program was started in.
         image_size: side, or (H, W).
-        resize: "crop" brings every image to `image_size`; "native" fits it inside in its own aspect
-            and pads the batch, with a mask.
+        resize: "crop" resizes every image to `image_size`; "native" fits it inside in its own
+            aspect and pads the batch, with a mask.
         pad_to: padded heights and widths are multiples of this, the model's patch size.
         batch_size: images per batch and process.
-        val_fraction: share of every class that is held out of training as validation where the
-            dataset has none, and before that as test where it is not split at all.
-        classes: names, or a file with one a line, that restrict the classes and order them; None
-            takes all.
-        mean, std: of the three channels, for pixels in [0, 1].
+        val_fraction: share of every class that is held out of training for validation where the
+            dataset has no val split, and before that for test where it has no splits.
+        classes: names, or a file with one a line, that restrict and order the classes; None takes
+            all.
+        mean: of the three channels, for pixels in [0, 1].
+        std: likewise.
         augment: of training images.
         seed: of order and augmentation; what is held out does not depend on it.
-        workers: processes that prepare batches; 0 does it in this one, "auto" takes a core each, 8
-            at most. Batches do not depend on it.
+        workers: processes that prepare batches; 0 uses this process, "auto" one a core, 8 at most.
+            Batches do not depend on it.
         cache: decode a split once, into RAM, before its first use.
         cache_limit_gb: a split that would take more is decoded image by image after all.
-        check: what unreadable images do before training: "refuse" ends the run, naming them all;
-            "skip" leaves them out, naming them all; None does not look, and the first one that a
-            batch meets ends the run.
+        check: unreadable images before training: "refuse" ends the run, "skip" leaves them out,
+            both naming them; None does not check, and the first one in a batch ends the run.
 
     Attributes:
-        evaluated_split: what Lightning's test loop reads; "test" unless somebody says otherwise.
+        evaluated_split: what Lightning's test loop reads, "test" by default.
 
     Raises:
         UserError: a value outside its range.
@@ -84,56 +82,56 @@ class ImageData(pl.LightningDataModule):
         check: str | None,
     ) -> None:
         super().__init__()
-        if resize not in _RESIZES:
-            raise UserError(f"data.resize={resize} is unknown; use {' or '.join(_RESIZES)}")
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        is_size = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+        counts = workers == "auto" or (isinstance(workers, int) and workers >= 0)
+        for key, value, holds, rule in (
+            ("resize", resize, resize in _RESIZES, " or ".join(_RESIZES)),
+            ("check", check, check in ("refuse", "skip", None), "refuse, skip or null"),
+            ("workers", workers, counts, ">= 0 or auto"),
+            ("val_fraction", val_fraction, 0 <= val_fraction < 1, "in [0, 1)"),
+            ("batch_size", batch_size, batch_size >= 1, ">= 1"),
+            ("pad_to", pad_to, pad_to >= 1, ">= 1"),
+            ("image_size", image_size, is_size, "a side or [height, width] in pixels"),
+            ("mean", mean, len(mean) == 3, "three numbers, one a channel"),
+            ("std", std, len(std) == 3 and min(std) > 0, "three numbers above 0, one a channel"),
+        ):
+            if not holds:
+                raise UserError(f"data.{key} must be {rule}, got {value}")
         if resize == "native" and (cache or augment.scale):
             raise UserError(
-                "data.resize=native keeps images in shapes of their own, which neither a cache nor "
-                "a random resized crop has; set data.cache=false data.augment.scale=null"
+                "data.resize=native keeps the shape of each image, which neither a cache nor a "
+                "random resized crop does; set data.cache=false data.augment.scale=null"
             )
-        if check not in ("refuse", "skip", None):
-            raise UserError(f"data.check={check} is unknown; use refuse, skip or null")
-        if workers != "auto" and not (isinstance(workers, int) and workers >= 0):
-            raise UserError(f"data.workers={workers} must be a number from 0 on, or auto")
-        if not 0 <= val_fraction < 1:
-            raise UserError(f"data.val_fraction={val_fraction} must be a share from 0 to below 1")
-        for name, value in {"batch_size": batch_size, "pad_to": pad_to}.items():
-            if value < 1:
-                raise UserError(f"data.{name}={value} must be 1 or more")
 
         self.root = None if root is None else Path(root).expanduser().absolute()
         self.dataset = dataset() if self.root is None else dataset(root=self.root)
-        self.image_size = _height_and_width(image_size)
-        self.mean, self.std = _three("mean", mean), _three("std", std)
+        self.image_size = size
+        self.mean, self.std = tuple(mean), tuple(std)
         self.batch_size, self.pad_to, self.workers = batch_size, pad_to, workers
         self.augment, self.seed = augment, seed
         self.val_fraction, self.check = val_fraction, check
         self.cache, self.cache_limit_gb = cache, cache_limit_gb
         self.evaluated_split = "test"
-        self._fit = _RESIZES[resize](self.image_size)
+        self._fit = _RESIZES[resize](size)
         self._wanted = classes
         self._known: tuple[str, ...] | None = None
         self._listed: Splits | None = None
         self._prepared: dict[str, Images] = {}
         self._train: Loader | None = None
-        self._place: dict[str, int] | None = None  # where a resumed run begins
+        self._position: dict[str, int] | None = None  # where a resumed run begins
 
     def prepare_data(self) -> None:
         """Download and unpack what is missing. Lightning calls this in one process per machine."""
         self.dataset.prepare()
 
     def setup(self, stage: str | None = None) -> None:
-        """List all images, and decode or look at those of a stage: fit, validate or test.
+        """List all images, and decode or check those of a stage: fit, validate or test.
 
-        Raises one-line errors for missing, empty or unreadable data.
+        Raises `UserError` for missing, empty or unreadable data.
         """
-        splits = {
-            "fit": ["train", "val"],
-            "validate": ["val"],
-            "test": [self.evaluated_split],
-            None: [],
-        }
-        for split in splits[stage]:
+        splits = {"fit": ["train", "val"], "validate": ["val"], "test": [self.evaluated_split]}
+        for split in splits[stage] if stage else []:
             if self.has_split(split):
                 self._ready(split)
 
@@ -149,14 +147,14 @@ class ImageData(pl.LightningDataModule):
         return {name: len(images[name]) for name in ("train", "val", "test") if name in images}
 
     def has_split(self, split: str) -> bool:
-        """Whether there are images in train, val, test; or `all`, all of a folder not split yet."""
+        """Whether there are images in train, val, test, or `all` of a folder without splits."""
         return split in self._list().images
 
     def select_classes(self, names: Sequence[str]) -> None:
         """Number the classes as a checkpoint does: `names`, in their order.
 
-        The dataset may have fewer. One that it has and `names` lacks is refused when its images are
-        listed, unless `classes` leaves it out.
+        The dataset may have fewer. One that `names` lacks is refused when its images are listed,
+        unless `classes` leaves it out.
         """
         self._known, self._listed, self._prepared = tuple(names), None, {}
 
@@ -174,8 +172,8 @@ class ImageData(pl.LightningDataModule):
 
         Args:
             split: train, val, test or all.
-            augment: shuffle, augment and leave out what fills no batch; None does so for train
-                alone. False gives every image once, in order, as in evaluation.
+            augment: shuffle, augment and drop what fills no batch; None does so for train alone.
+                False gives every image once, in order, as in evaluation.
 
         Raises:
             UserError: this dataset has no such split.
@@ -186,7 +184,7 @@ class ImageData(pl.LightningDataModule):
             )
         training = split == "train" if augment is None else augment
         images = self._ready(split)
-        rank, world = process_and_count()
+        rank, world = rank_and_world()
         batches = Batches(
             images,
             fit=self._fit,
@@ -202,8 +200,8 @@ class ImageData(pl.LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         self._train = self.loader("train")
-        if self._place is not None:
-            self._train.load_state_dict(self._place)
+        if self._position is not None:
+            self._train.load_state_dict(self._position)
         return self._train
 
     def val_dataloader(self) -> Loader | list[Loader]:
@@ -214,12 +212,12 @@ class ImageData(pl.LightningDataModule):
         return self.loader(self.evaluated_split, augment=False)
 
     def state_dict(self) -> dict[str, int]:
-        """The place in the training images, which Lightning keeps in checkpoints."""
+        """The position in the training images, which Lightning keeps in checkpoints."""
         return {} if self._train is None else self._train.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Called before or after `train_dataloader`, as the strategy likes."""
-        self._place = state_dict
+        """Called before or after `train_dataloader`, depending on the strategy."""
+        self._position = state_dict
         if self._train is not None:
             self._train.load_state_dict(state_dict)
 
@@ -233,19 +231,18 @@ class ImageData(pl.LightningDataModule):
         """Read the dataset once, number its classes and hold out the splits that it lacks."""
         if self._listed is None:
             place = str(self.root or type(self.dataset).__name__)
-            found = renumber(
-                self.dataset.read(), read_names(self._wanted), self._known, place=place
-            )
+            wanted = read_names(self._wanted)
+            found = renumber(self.dataset.read(), wanted, self._known, place=place)
             self._listed = Splits(found.classes, hold_out(found.images, self.val_fraction))
             if not self._listed.images:
                 raise UserError(f"{place} has no images of the classes {some(found.classes)}")
-            self._tell(self._listed)
+            self._report_splits(self._listed)
         return self._listed
 
-    def _tell(self, listed: Splits) -> None:
-        """Say what a person might not expect of these splits."""
+    def _report_splits(self, listed: Splits) -> None:
+        """Log what may surprise: no test or val split, classes without training images."""
         if "test" not in listed.images and "val" in listed.images:
-            _say("there is no test split: evaluation uses val")
+            _info("there is no test split: evaluation uses val")
         if "train" in listed.images and self._known is None:
             if "val" not in listed.images:
                 _warn(
@@ -258,32 +255,31 @@ class ImageData(pl.LightningDataModule):
                 _warn("%d classes have no training images: %s", len(empty), some(empty))
 
     def _ready(self, split: str) -> Images:
-        """The images of a split, decoded or looked at once, less those that are skipped."""
+        """The images of a split, decoded or checked once, less those that are skipped."""
         if split not in self._prepared:
-            images, unreadable = self._decoded_or_checked(split)
-            if unreadable and self.check != "skip":
+            images, errors = self._decode_or_check(split)
+            if errors and self.check != "skip":
                 raise UserError(
-                    f"{len(unreadable)} images in {split} cannot be read: "
-                    f"{some(unreadable.values())}; mend or remove them, or leave them out with "
-                    "data.check=skip"
+                    f"{len(errors)} images in {split} cannot be read: {some(errors.values())}; "
+                    "repair or remove them, or leave them out with data.check=skip"
                 )
-            for message in unreadable.values():
+            for message in errors.values():
                 _warn("skipped an image that cannot be read: %s", message)
-            if unreadable:
-                _warn("skipped %d of %d images in %s", len(unreadable), len(images), split)
-                kept = [index for index in range(len(images)) if index not in unreadable]
+            if errors:
+                _warn("skipped %d of %d images in %s", len(errors), len(images), split)
+                kept = [index for index in range(len(images)) if index not in errors]
                 images = images[torch.tensor(kept, dtype=torch.int64)]
             self._prepared[split] = images
         return self._prepared[split]
 
-    def _decoded_or_checked(self, split: str) -> tuple[Images, dict[int, str]]:
-        """The images of a split, and what the unreadable ones among them said."""
+    def _decode_or_check(self, split: str) -> tuple[Images, dict[int, str]]:
+        """The images of a split, and the errors of its unreadable ones by index."""
         images = self._list().images[split]
-        gigabytes = cache_bytes(len(images), self.image_size) / 1e9
+        gigabytes = decoded_bytes(len(images), self.image_size) / 1e9
         if self.cache and gigabytes <= self.cache_limit_gb:
             return decode_all(images, self._fit, title=f"decoding {split}")
         if self.cache:
-            _say(
+            _info(
                 "%s would take %.1f GB of RAM, above data.cache_limit_gb=%g: decoded one by one",
                 split,
                 gigabytes,
@@ -291,21 +287,4 @@ class ImageData(pl.LightningDataModule):
             )
         if self.check is None or images.in_memory:
             return images, {}
-        return images, look_at_all(images, title=f"checking {split}")
-
-
-def _height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise UserError(
-            f"data.image_size={image_size} is neither a side nor [height, width], in whole pixels"
-        )
-    return size
-
-
-def _three(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    if len(values) != 3 or (name == "std" and min(values) <= 0):
-        raise UserError(
-            f"data.{name}={list(values)} must be three numbers, one a channel; std above 0"
-        )
-    return tuple(values)
+        return images, check_readable(images, title=f"checking {split}")

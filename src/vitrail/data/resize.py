@@ -1,4 +1,4 @@
-"""Ways to bring images of any shape to the model: one shape for all, or each its own."""
+"""Resizing images of any shape: all to one shape, or each in its own aspect."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ class CenterCrop:
         part = max(1, round(rows * scale)), max(1, round(cols * scale))
         corner = (height - part[0]) // 2, (width - part[1]) // 2
         # Cropping first keeps a 1 x 1000 strip from becoming a gigapixel on its way to a square.
-        return cut_and_resized(image, *corner, *part, size=self.size)
+        return resized_crop(image, *corner, *part, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,18 @@ class FitInside:
 
 
 class RandomResizedCrop(v2.RandomResizedCrop):
-    """torchvision's, pixel for pixel, in less time."""
+    """torchvision's, equal pixel for pixel and faster."""
 
     def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
-        return cut_and_resized(inpt, **params, size=self.size)
+        return resized_crop(inpt, **params, size=self.size)
 
 
-def cut_and_resized(
+def resized_crop(
     image: Tensor, top: int, left: int, height: int, width: int, *, size: tuple[int, int]
 ) -> Tensor:
     """A part of an image, antialiased: uint8 (3, h, w) -> (3, *size).
 
-    torchvision's `resized_crop`, but for the order of the part's bytes: colours next to each other,
-    as decoders leave them, are what torch's resize of bytes reads without a copy of its own.
+    torchvision's, but channels last: torch's resize of uint8 reads that layout without a copy.
     """
     part = image[None, :, top : top + height, left : left + width]
     part = part.contiguous(memory_format=torch.channels_last)

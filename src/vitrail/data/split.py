@@ -1,4 +1,4 @@
-"""Holding images out, class by class, the same ones in every run."""
+"""Stratified held-out splits, the same ones in every run."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,8 @@ def stratified(labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Indices of the images to keep and to hold out: `share` of every class, rounded.
 
     With a share above 0, a class of two or more images has at least one on each side; a single
-    image is kept. What is held out of a class depends on nothing but its own images: neither other
-    classes nor new label numbers move it.
+    image is kept. What is held out of a class depends on its own images alone, not on other classes
+    or label numbers.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():

@@ -66,7 +66,7 @@ class CIFAR100(CIFAR10):
     label_key = "fine_labels"
 
 
-# What a pickle raises that is damaged, or is not what it should be.
+# What reading a damaged pickle, or another one, raises.
 _DAMAGE = (
     pickle.UnpicklingError,
     AttributeError,
@@ -79,7 +79,7 @@ _DAMAGE = (
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays and plain containers alone: a pickle from elsewhere could run any code."""
+    """Builds only arrays and plain containers: a pickle can run any code."""
 
     _NEEDED = ("_reconstruct", "_frombuffer", "ndarray", "dtype", "encode")
 
@@ -90,13 +90,13 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _unpickled(path: Path, keys: Sequence[str]) -> dict[str, Any]:
-    """`keys` of a file of the archive. Raises one line that names a file which is not that."""
+    """`keys` of a file of the archive. Raises `UserError` for a missing or damaged file."""
     way_out = "remove its folder to unpack the archive again"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; {way_out}")
+        raise UserError(f"{path} is missing; {way_out}")
     try:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file, encoding="latin1").load()
         return {key: content[key] for key in keys}
     except _DAMAGE as error:
-        raise UserError(f"{path} is no CIFAR file ({error!r}); {way_out}") from error
+        raise UserError(f"{path} is not a CIFAR file ({error!r}); {way_out}") from error

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.folders import EXTENSIONS, folder_names, read_class_folders
-from vitrail.data.images import Splits
+from vitrail.data.images import EXTENSIONS, Splits, folder_names, read_class_folders
 from vitrail.errors import UserError
 
 _SPLITS = ("train", "val", "test")
@@ -14,8 +13,8 @@ _SPLITS = ("train", "val", "test")
 class ImageFolder:
     """`root/<split>/<class>/…` for any of train, val and test; or `root/<class>/…`, not yet split.
 
-    Classes are the folder names, sorted, of all splits together. Hidden files and folders and files
-    without an image's extension are passed over; folders below a class folder belong to the class.
+    Classes are the folder names of all splits together, sorted. Hidden files and folders and files
+    without an image's extension are ignored; folders below a class folder belong to the class.
     """
 
     root: Path
@@ -25,9 +24,9 @@ class ImageFolder:
 
     def read(self) -> Splits:
         if not self.root.is_dir():
-            raise FileNotFoundError(
-                f"data.root={self.root} is no folder; it should hold train/ and val/ or test/, "
-                "or one folder per class"
+            raise UserError(
+                f"data.root={self.root} is not a folder; give one with train/ and val/ or test/, "
+                "or with one folder per class"
             )
         folders = {name: self.root / name for name in _SPLITS if (self.root / name).is_dir()}
         folders = folders or {"all": self.root}

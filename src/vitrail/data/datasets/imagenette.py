@@ -4,22 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.data.archive import Archive
-from vitrail.data.folders import folder_names, read_class_folders
-from vitrail.data.images import Splits
+from vitrail.data.images import Splits, folder_names, read_class_folders
 from vitrail.errors import UserError
 
 # By the shorter side; addresses and checksums are those of torchvision.datasets.Imagenette.
-_URL = "https://s3.amazonaws.com/fast-ai-imageclas/"
 _ARCHIVES = {
-    "160px": Archive(
-        _URL + "imagenette2-160.tgz", "e793b78cc4c9e9a4ccc0c1155377a412", "imagenette2-160", "train"
-    ),
-    "320px": Archive(
-        _URL + "imagenette2-320.tgz", "3df6f0d01a2c9592104656642f5e78a3", "imagenette2-320", "train"
-    ),
-    "full": Archive(
-        _URL + "imagenette2.tgz", "fe2fc210e6bb7c5664d602c3cd71e612", "imagenette2", "train"
-    ),
+    size: Archive(f"https://s3.amazonaws.com/fast-ai-imageclas/{folder}.tgz", md5, folder, "train")
+    for size, folder, md5 in (
+        ("160px", "imagenette2-160", "e793b78cc4c9e9a4ccc0c1155377a412"),
+        ("320px", "imagenette2-320", "3df6f0d01a2c9592104656642f5e78a3"),
+        ("full", "imagenette2", "fe2fc210e6bb7c5664d602c3cd71e612"),
+    )
 }
 
 
@@ -40,7 +35,7 @@ class Imagenette:
     def __post_init__(self) -> None:
         if self.size not in _ARCHIVES:
             raise UserError(
-                f"size={self.size} of Imagenette is not published; use {', '.join(_ARCHIVES)}"
+                f"data.dataset.size must be one of {', '.join(_ARCHIVES)}, got {self.size}"
             )
 
     def prepare(self) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vitrail.data.archive import Archive
-from vitrail.data.folders import folder_names, read_class_folders
-from vitrail.data.images import Images, Splits
+from vitrail.data.images import Images, Splits, folder_names, read_class_folders
 
 
 @dataclass(frozen=True, kw_only=True)
