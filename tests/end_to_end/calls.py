@@ -52,12 +52,18 @@ class Answer:
         return SIGNED.search(self.out)[0]
 
     @property
+    def numbers(self) -> tuple[float, float, int]:
+        """Accuracy, loss and number of images."""
+        found = SIGNED.search(self.out)
+        return float(found["acc"]), float(found["loss"]), int(found["count"].replace(",", ""))
+
+    @property
     def split(self) -> str:
         return SIGNED.search(self.out)["split"]
 
     @property
     def count(self) -> int:
-        return int(SIGNED.search(self.out)["count"].replace(",", ""))
+        return self.numbers[2]
 
     def rows(self, column: str) -> list[dict[str, str]]:
         """The rows of metrics.csv that have this column, without empty cells and speeds."""

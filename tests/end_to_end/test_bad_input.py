@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from hydra.errors import InstantiationException
+
+from vitrail.errors import UserError
 
 CLASHES = {
     "backend=sdpa_flsh": "backend=sdpa_flsh does not exist; did you mean sdpa_flash?",
@@ -140,5 +141,5 @@ def test_a_training_of_no_step_is_refused(train):
 
 def test_the_traceback_is_shown_on_request(command, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(InstantiationException, match="sdpa_flsh does not exist"):
+    with pytest.raises(UserError, match="sdpa_flsh does not exist"):
         command("train", "backend=sdpa_flsh")

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning import Trainer, seed_everything
@@ -44,26 +46,36 @@ def attention_dtype(precision: str) -> torch.dtype:
     return torch.float16 if precision.startswith("16") or "float16" in precision else torch.bfloat16
 
 
+def build(node: DictConfig, **settings: Any) -> Any:
+    """What a `_target_` node describes; a UserError of its constructor comes as itself."""
+    try:
+        return instantiate(node, _convert_="all", **settings)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise
+
+
 def build_data(config: DictConfig) -> ImageData:
     """The data of `config.data`; nothing is read yet."""
-    return instantiate(config.data, _convert_="all")
+    return build(config.data)
 
 
 def build_classifier(config: DictConfig, network: nn.Module, classes: Sequence[str]) -> Classifier:
     """The network with what `config.classifier` and `config.optim` say of its training."""
     # Handed over as keywords of instantiate, objects would be taken for configs.
-    build = instantiate(config.classifier, _partial_=True, _convert_="all")
-    return build(network=network, classes=classes, optim=instantiate(config.optim, _convert_="all"))
+    classifier = build(config.classifier, _partial_=True)
+    return classifier(network=network, classes=classes, optim=build(config.optim))
 
 
 def build_trainer(config: DictConfig, **parts) -> Trainer:
     """Lightning's Trainer of `config.trainer` with the parts that no config can name."""
-    return instantiate(config.trainer, _partial_=True, _convert_="all")(**parts)
+    return build(config.trainer, _partial_=True)(**parts)
 
 
 def build_loggers(config: DictConfig) -> dict[str, Recipe]:
     """The recipes of `config.logger` by name."""
-    return instantiate(config.logger, _convert_="all")
+    return build(config.logger)
 
 
 def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> nn.Module:
@@ -73,7 +85,7 @@ def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> 
     will take their place.
     """
     instead = {"pretrained": None} if "pretrained" in config.model and not pretrained else {}
-    return instantiate(config.model, num_classes=num_classes, **instead, _convert_="all")
+    return build(config.model, num_classes=num_classes, **instead)
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ class Plan:
             )
             rules = Rules(
                 config.backend,
-                gate=training and config.gate,
+                gate=config.gate,
                 deterministic=config.deterministic,
                 saved=saved or {},
             )

@@ -1,16 +1,23 @@
 """Evaluate a checkpoint with the config that it brings, here and on what a person says."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import LambdaCallback
+from torch import Tensor
 
-from vitrail.attention.selection.layers import set_backends
+from vitrail.attention.selection.layers import LayerPlan, set_backends
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_classifier, build_network, build_trainer
 from vitrail.run.backend_table import ASK, show_backends
+from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.figures import measure, publish
 from vitrail.run.next_command import pasteable, shown
 from vitrail.run.quiet import quiet
@@ -21,14 +28,41 @@ from vitrail.tracking.summary import show
 from vitrail.training.progress import Progress
 
 
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What an evaluation found.
+
+    Attributes:
+        split: which images were evaluated.
+        epoch: that the weights are of, from 0.
+        layers: the plan of each attention layer by name, with the backend that computed it; empty
+            for a model that is not ours.
+        acc, loss: over all `count` images; loss is plain cross-entropy.
+        acc_top5: None where there are no more than 5 classes.
+        confusion: int64 (classes, classes), true x predicted.
+        logits: float32 (count, classes) on the CPU, in the data's order; None if not kept.
+        labels: int64 (count,), likewise.
+    """
+
+    split: str
+    epoch: int
+    layers: Mapping[str, LayerPlan]
+    acc: float
+    loss: float
+    count: int
+    confusion: Tensor
+    acc_top5: float | None = None
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+
+
 def evaluate(config: DictConfig, run_dir: Path) -> None:
     """Evaluate `config.ckpt_path`, which brings its own config; `config` says where and on what."""
     quiet()
     saved = checkpoint.read(config.ckpt_path)
-    own = OmegaConf.create(saved.description["recipe"])
+    own = own_config(saved)
     own.trainer = config.trainer
     own.deterministic = config.deterministic
-    own.precision = saved.description["precision"]
     if config.data.root is not None and "root" not in own.data:
         raise UserError(
             f"data.root={config.data.root} has no use, because the data of this checkpoint, "
@@ -39,7 +73,6 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
         "data.classes": config.data.classes,
         "data.batch_size": config.batch_size,
         "data.image_size": config.image_size,
-        "backend": config.backend,
         "precision": config.precision,
     }.items():
         if value is not None:
@@ -47,21 +80,12 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     if config.backend == ASK:
         show_backends(own, training=False)
         return
-    saved_backends = None if config.backend is not None else saved.description["backends"]
-    plan = Plan.of(own, training=False, saved=saved_backends)
-    if config.backend is not None:
-        plan.check_backend(config.backend)
-    why_precision = "as in training" if config.precision is None else plan.why_precision
-    if isinstance(plan.meta_model, ViT):  # resamples its positions as it goes; others have one size
-        own.model.image_size = saved.description["image_size"]
-    data = plan.data
-    data.prepare_data()
-    classes = saved.description["classes"]
-    data.select_classes(classes)
-    split = config.split or ("test" if data.has_split("test") else "val")
+    evaluation = Evaluation(saved, own, backend=config.backend, split=config.split, gate=False)
+    data, plan, split = evaluation.data, evaluation.plan, evaluation.split
     whole = data.has_split("all") and config.split is None  # a folder that comes without splits
 
     def summary(*_: object) -> None:
+        why_precision = "as in training" if config.precision is None else plan.why_precision
         show(
             {
                 "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
@@ -86,17 +110,119 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
             loggers=loggers,
         )
     ]  # fmt: skip
-    trainer = build_trainer(
-        own,
-        precision=plan.precision,
-        default_root_dir=run_dir,
-        logger=False,
-        enable_checkpointing=False,
-        callbacks=[LambdaCallback(on_test_start=summary), Progress(), *pictures],
-    )
-    network = build_network(own, len(classes), pretrained=False)
-    saved.check(network)
-    set_backends(network, plan.layers)
-    classifier = build_classifier(own, network, classes)
-    report = measure(trainer, classifier, data, saved.path, split)
+    report = evaluation.run([LambdaCallback(on_test_start=summary), Progress(), *pictures], run_dir)
     publish(report, run_dir, loggers, split)
+
+
+def evaluate_checkpoint(
+    path: Path | str,
+    *,
+    backend: str | None = None,
+    split: str | None = None,
+    gate: bool = False,
+    keep_logits: bool = False,
+) -> EvaluationReport:
+    """Evaluate a checkpoint as eval.py does, without a word on the screen and without files.
+
+    Args:
+        path: the checkpoint, which brings config, classes and precision.
+        backend: of every attention layer; None keeps those that training had.
+        split: train, val or test; None is test, or else val.
+        gate: prove the backend against float64 first, at the shapes of the evaluation.
+        keep_logits: keep every image's logits too.
+
+    Raises:
+        UserError: the checkpoint cannot be read or does not fit its model.
+        Refused, FailedGate: both UserErrors; the backend may not compute this model here.
+    """
+    quiet()
+    saved = checkpoint.read(str(path))
+    evaluation = Evaluation(saved, own_config(saved), backend=backend, split=split, gate=gate)
+    kept = KeptLogits() if keep_logits else None
+    found = evaluation.run([] if kept is None else [kept], None)
+    return EvaluationReport(
+        split=evaluation.split,
+        epoch=saved.epoch,
+        layers=evaluation.plan.layers,
+        **{name: found[name] for name in ("acc", "loss", "count", "confusion")},
+        acc_top5=found.get("acc_top5"),
+        logits=None if kept is None else torch.cat(kept.logits),
+        labels=None if kept is None else torch.cat(kept.labels),
+    )
+
+
+def own_config(saved: Checkpoint) -> DictConfig:
+    """The config of a checkpoint, with the precision that its training came to."""
+    config = OmegaConf.create(saved.description["recipe"])
+    config.precision = saved.description["precision"]
+    return config
+
+
+class KeptLogits(Callback):
+    """Keeps what the classifier answers for each image of a test on one process, on the CPU."""
+
+    def __init__(self):
+        self.logits: list[Tensor] = []  # (B, classes) each
+        self.labels: list[Tensor] = []  # (B,) each
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.register_forward_hook(lambda _module, _given, out: self.logits.append(out.cpu()))
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: int
+    ) -> None:
+        self.labels.append(batch[1].cpu())
+
+
+class Evaluation:
+    """The model, the data and the backends of a checkpoint, ready to be evaluated.
+
+    Args:
+        saved: the checkpoint.
+        config: its own, with what the evaluation changes.
+        backend: a name for all layers, or None for those that training had.
+        split: None for test, or else val.
+        gate: whether backends are proved first.
+    """
+
+    def __init__(
+        self,
+        saved: Checkpoint,
+        config: DictConfig,
+        *,
+        backend: str | None,
+        split: str | None,
+        gate: bool,
+    ):
+        self._saved, self._config = saved, config
+        if backend is not None:
+            config.backend = backend
+        config.gate = gate
+        remembered = saved.description["backends"] if backend is None else None
+        self.plan = Plan.of(config, training=False, saved=remembered)
+        if backend is not None:
+            self.plan.check_backend(backend)
+        if isinstance(self.plan.meta_model, ViT):  # resamples its positions; others have one size
+            config.model.image_size = saved.description["image_size"]
+        self.data = self.plan.data
+        self.data.prepare_data()
+        classes = saved.description["classes"]
+        self.data.select_classes(classes)
+        self.split = split or ("test" if self.data.has_split("test") else "val")
+        network = build_network(config, len(classes), pretrained=False)
+        saved.check(network)
+        set_backends(network, self.plan.layers)
+        self.classifier = build_classifier(config, network, classes)
+
+    def run(self, callbacks: Sequence[Callback], folder: Path | None) -> dict[str, Any]:
+        """`Classifier.report` of the split; Lightning's own files, if any, go to the folder."""
+        trainer = build_trainer(
+            self._config,
+            precision=self.plan.precision,
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=any(isinstance(callback, Progress) for callback in callbacks),
+            callbacks=[*callbacks],
+        )
+        return measure(trainer, self.classifier, self.data, self._saved.path, self.split)

@@ -13,6 +13,8 @@ from vitrail.tracking import confusion
 from vitrail.tracking.loggers import Loggers
 from vitrail.training.classifier import Classifier
 
+FIGURES = ("acc", "acc_top5", "loss")  # of a report; acc_top5 where there are more than 5 classes
+
 
 def measure(
     trainer: Trainer, classifier: Classifier, data: ImageData, path: Path, split: str
@@ -32,7 +34,7 @@ def measure(
 @rank_zero_only
 def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: str) -> None:
     """Print the figures, and leave pictures and tables in the run's folder and in its loggers."""
-    figures = {name: report[name] for name in ("acc", "acc_top5", "loss") if name in report}
+    figures = {name: report[name] for name in FIGURES if name in report}
     classes = [row["class"] for row in report["per_class"]]
     rows = confusion.per_class(report["confusion"], classes)
     confusion.write_per_class(run_dir / "per_class.csv", rows)

@@ -1,6 +1,7 @@
 """Train a model, or go on with a run, and evaluate its best checkpoint."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from vitrail.run.assemble import (
 from vitrail.run.backend_table import ASK, show_backends
 from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.compiling import CompileTime, Compiling
-from vitrail.run.figures import measure, publish
+from vitrail.run.figures import FIGURES, measure, publish
 from vitrail.run.next_command import next_command, shown
 from vitrail.run.quiet import quiet
 from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
@@ -35,34 +36,63 @@ from vitrail.run.summary import attention_line, data_line, gate_line, model_line
 from vitrail.tracking import environment
 from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers, open_loggers
+from vitrail.tracking.metrics_csv import read_metrics
 from vitrail.tracking.summary import show
 from vitrail.training.ema import EMA
 
 say = rank_zero_only(print)
 
 
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training came to.
+
+    Attributes:
+        folder: where everything lies that the run made.
+        best: the checkpoint that was evaluated, see `BestAndLast.best`; None where nothing was
+            trained, because the command asked for the table of backends.
+        metrics: steps (optimizer steps in all), train/seconds (of all parts of a resumed run,
+            without validation), train/images_per_second (the median), val/acc (the best), and of
+            the last evaluation test/acc, test/loss, test/acc_top5, or val/… where no test split
+            is there. What was not measured is left out.
+    """
+
+    folder: Path
+    best: Path | None
+    metrics: Mapping[str, float]
+
+
 def train(
     config: DictConfig,
     run_dir: Path,
     *,
-    overrides: Sequence[str],
-    choices: Mapping[str, str | None],
-) -> None:
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, str | None] | None = None,
+) -> TrainingResult:
     """Train the model of `config`, or go on from `config.ckpt_path`; evaluate the best checkpoint.
 
-    overrides and choices: this command's, as Hydra has them, for a resumed run's own config.
-    Everything that the run makes lies in `run_dir`.
+    Can be called again in one process: everything is seeded from `config.seed`.
+
+    Args:
+        config: composed from configs/train.yaml; of a resumed run only `ckpt_path` and what the
+            overrides name is read, the rest is the checkpoint's.
+        run_dir: the folder for everything that the run makes.
+        overrides: this command's as typed, for a resumed run's own config.
+        choices: this command's choice in each config group, likewise.
+
+    Raises:
+        UserError: parts of the config clash, before any data is read, or the data do not fit.
     """
     quiet()
     resumed, saved = None, None
     named = any(override.startswith("backend=") for override in overrides)
     if config.ckpt_path is not None:
         resumed = checkpoint.read(config.ckpt_path)
-        config = resumed.continued(config, overrides, choices)
+        config = resumed.continued(config, overrides, choices or {})
         saved = None if named else resumed.description["backends"]
     if config.backend == ASK:
         show_backends(config, training=True)
-        return
+        return TrainingResult(run_dir, None, {})
     plan = Plan.of(config, training=True, saved=saved)
     if named:
         plan.check_backend(config.backend)
@@ -144,15 +174,30 @@ def train(
                 raise KeyboardInterrupt from stop
             raise
         best = checkpoints.best
+        metrics = training_metrics(run_dir, trainer, checkpoints)
         if split is None:
             say("there is neither a test nor a val split, so nothing was evaluated")
         else:
             report = measure(trainer, classifier, data, best, split)
             publish(report, run_dir, loggers, split)
+            metrics |= {f"{split}/{name}": report[name] for name in FIGURES if name in report}
         say(f"checkpoint: {shown(best)}")
         if loggers.sync_command:
             say(f"W&B run: {loggers.sync_command}")
         say(f"evaluate it again: {next_command('eval', ckpt_path=best)}")
+    return TrainingResult(run_dir, best, metrics)
+
+
+def training_metrics(run_dir: Path, trainer: Trainer, checkpoints: BestAndLast) -> dict[str, float]:
+    """See `TrainingResult`; what metrics.csv holds is there also for a run that was finished."""
+    metrics = {"steps": trainer.global_step}
+    logged = read_metrics(run_dir / "metrics.csv")
+    for name, pick in (("train/seconds", "max"), ("train/images_per_second", "median")):
+        if name in logged and logged[name].notna().any():
+            metrics[name] = float(logged[name].agg(pick))
+    if checkpoints.best_model_score is not None:
+        metrics["val/acc"] = float(checkpoints.best_model_score)
+    return metrics
 
 
 def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None) -> list[str]:

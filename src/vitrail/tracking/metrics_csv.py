@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pytorch_lightning.utilities import rank_zero_only
 
+from vitrail.errors import UserError
 from vitrail.tracking.atomic import naming, write_text
 from vitrail.tracking.run_logger import RunLogger
 
@@ -63,6 +65,25 @@ class MetricsCSV(RunLogger):
         self._columns = list(dict.fromkeys([*self._columns, *rows[-1]]))
         header = dict(zip(self._columns, self._columns, strict=True))
         write_text(self.path, _lines(self._columns, [header, *rows]))
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """The file as numbers, NaN for empty cells; an empty table where there is no file yet.
+
+    Raises UserError that names the file and the first cell that holds something else.
+    """
+    if not path.is_file():
+        return pd.DataFrame({"step": []})
+    cells = pd.DataFrame(_read(path)).replace("", None)
+    numbers = cells.apply(pd.to_numeric, errors="coerce")
+    for column in cells:
+        if (wrong := cells[column][cells[column].notna() & numbers[column].isna()]).size:
+            line = wrong.index[0] + 2
+            raise UserError(
+                f"{path}: {column} in line {line} must be a number, got {wrong.iloc[0]}; "
+                "mend the line, or leave the run out"
+            )
+    return numbers
 
 
 def _lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
