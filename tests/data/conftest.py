@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from PIL import Image
 
 from vitrail.data.images import Images
 from vitrail.data.module import ImageData
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture
 def config() -> Callable[..., DictConfig]:
     """`config("cifar10", "data.batch_size=4", …)`: the node of a dataset, overridden."""
 
-    def compose(name: str, *overrides: str) -> DictConfig:
-        whole = OmegaConf.create({"seed": 0, "data": OmegaConf.load(CONFIGS / f"{name}.yaml")})
-        whole = OmegaConf.merge(whole, OmegaConf.from_dotlist(list(overrides)))
-        return whole.data
+    def composed(name: str, *overrides: str) -> DictConfig:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return compose(f"data/{name}", ["+seed=0", *overrides]).data
 
-    return compose
+    return composed
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_a_checkout_uses_the_configs_that_people_edit():
     assert configs() == ROOT / "configs"
 
 
-@pytest.mark.parametrize("command", [path.stem for path in configs().glob("*.yaml")])
+@pytest.mark.parametrize("command", ["bench", "eval", "train"])
 def test_an_installed_command_finds_its_configs_from_any_folder(command, tmp_path):
     installed = tmp_path / "site-packages"
     shutil.copytree(ROOT / "src" / "vitrail", installed / "vitrail")
