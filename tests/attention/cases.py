@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.attention import Grid, Mask, backends
+from vitrail.attention import Grid, Mask, attention, backends
 from vitrail.attention.backends import Request
 from vitrail.attention.mask import attention_bias, attention_mask, valid_tokens
 from vitrail.attention.patterns import GridPattern
@@ -89,3 +89,15 @@ def _visible(shape: tuple[int, ...]) -> Tensor:
     visible[..., -1, 0] = True
     visible[..., 0, :] = False
     return visible
+
+
+def listen_to_requests(monkeypatch) -> list[Request]:
+    """The request of every call of attention from now on."""
+    requests, kernel = [], attention._kernel
+
+    def listen(q, k, v, mask, bias, scale, dropout_p, backend):
+        requests.append(Request.of(q, k, v, mask, bias, dropout_p))
+        return kernel(q, k, v, mask, bias, scale, dropout_p, backend)
+
+    monkeypatch.setattr(attention, "_kernel", listen)
+    return requests

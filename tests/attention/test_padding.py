@@ -160,12 +160,12 @@ def test_the_layer_for_feature_maps_takes_padding_by_row_and_column():
 )
 def test_padding_of_another_shape_is_refused_with_the_shapes_that_fit(shape):
     layer = build("reference")
-    with pytest.raises(ValueError, match=r"shape \(.*must be \(2, 3, 5\) or \(2, 15\), prefix"):
+    with pytest.raises(ValueError, match=r"must have shape \(2, 3, 5\) or \(2, 15\), prefix"):
         layer(torch.randn(2, GRID.tokens, DIM), GRID, valid=torch.ones(shape, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.float16])
 def test_padding_made_of_numbers_is_refused_and_told_how_to_become_bool(dtype):
     layer = build("reference")
-    with pytest.raises(ValueError, match=r"valid has dtype torch\.\w+; .*True = real.*\.bool\(\)"):
+    with pytest.raises(ValueError, match=r"valid must be .*True = real, got torch\.\w+; .*\.bool"):
         layer(torch.randn(2, GRID.tokens, DIM), GRID, valid=torch.ones(2, 3, 5, dtype=dtype))

@@ -36,7 +36,7 @@ CLASHES = {
     "compile=auto deterministic=true": "compile=auto decides by the clock",
     "compile=auto trainer.devices=2": "compile=auto measures on one device; trainer.devices=2",
     "position=rope position.temperature=0": "position.temperature=0 spaces no wavelengths",
-    "model.attention_dropout=-0.1": "dropout=-0.1 is no share of the attention weights",
+    "model.attention_dropout=-0.1": "dropout must be in [0, 1), got -0.1",
     "model.registers=-1": "registers=-1 is no number of tokens",
 }
 WITHOUT_OUR_MODEL = {

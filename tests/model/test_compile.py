@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.patterns.window import Window
 from vitrail.attention.positions.rope import RopeMixed
+from vitrail.model.torch_vit import TorchViT
 
-from .small import ON_CPU, small_vit
+from .small import ON_CPU, SIZES, small_vit
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +75,26 @@ def test_compiled_in_place_blocks_of_a_kind_share_a_graph(graphs, options):
 @pytest.mark.parametrize("backend", ON_CPU)
 def test_a_compiled_model_equals_itself_forward_and_backward(backend, padded):
     check("inductor", padded, backend=backend, depth=1, position=RopeMixed(), pool="avg")
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("pool", ["token", "avg", "map"])
+def test_an_exported_model_takes_any_batch(backend, pool):
+    check_export(small_vit(backend=backend, pool=pool, registers=2, pattern=Window((2, 2))))
+
+
+def test_an_exported_baseline_takes_any_batch():
+    check_export(TorchViT(**SIZES, mlp_ratio=2.0, dropout=0.0).eval())
+
+
+def check_export(model: nn.Module) -> None:
+    batch = torch.export.Dim("batch", min=1, max=64)
+    with torch.no_grad():
+        exported = torch.export.export(
+            model, (torch.randn(2, 3, 24, 32),), dynamic_shapes=({0: batch},)
+        )
+        for size in (1, 2, 7):
+            images = torch.randn(size, 3, 24, 32)
+            torch.testing.assert_close(
+                exported.module()(images), model(images), atol=1e-5, rtol=1e-5
+            )

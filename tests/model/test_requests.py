@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.attention import backends
+from vitrail.attention import attention, backends
+from vitrail.attention.backends import Request
 from vitrail.attention.positions.rope import Rope
 from vitrail.attention.selection.requests import attention_layers, requests_of
 from vitrail.model import ViT
@@ -13,16 +14,15 @@ from .small import SIZES, small_vit
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """Every request that reaches `backends.resolve`, with the backend that it was for."""
-    requests = []
-    real = backends.resolve
+def asked(monkeypatch) -> list[Request]:
+    """The request of every call of attention."""
+    requests, kernel = [], attention._kernel
 
-    def listen(request, backend):
-        requests.append(request)
-        return real(request, backend)
+    def listen(q, k, v, mask, bias, scale, dropout_p, backend):
+        requests.append(Request.of(q, k, v, mask, bias, dropout_p))
+        return kernel(q, k, v, mask, bias, scale, dropout_p, backend)
 
-    monkeypatch.setattr(backends, "resolve", listen)
+    monkeypatch.setattr(attention, "_kernel", listen)
     return requests
 
 

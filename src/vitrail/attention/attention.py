@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.backends.reference import attention_weights
-from vitrail.attention.edge import check_call, check_dropout
 from vitrail.attention.grid import Grid
-from vitrail.attention.mask import Mask, attention_bias, attention_mask, valid_tokens
+from vitrail.attention.mask import (
+    Mask,
+    attention_bias,
+    attention_mask,
+    check_call,
+    check_dropout,
+    valid_tokens,
+)
 from vitrail.attention.patterns import Call, Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
@@ -49,14 +55,41 @@ def attend(
     """
     if not isinstance(mask, Mask):
         mask = Mask(allowed=mask)
-    check_call(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
-    width = v.shape[-1]
-    if width < q.shape[-1]:  # fused kernels take one width for all three
-        v = F.pad(v, (0, q.shape[-1] - width))
-    kernel = backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
+    kernel = _kernel(q, k, v, mask, bias, scale, dropout_p, backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    narrower = q.shape[-1] - v.shape[-1]
+    if narrower:  # fused kernels take one width for all three
+        v = F.pad(v, (0, narrower))
     out = kernel(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
-    return out[..., :width]
+    return out[..., :-narrower] if narrower else out
+
+
+# Kernels of calls that were checked, by all that the checks and the backend's refusal depend on.
+_checked: dict[tuple, Backend] = {}
+MOST_CHECKED = 1024
+
+
+def _kernel(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
+    """The backend for these arguments of `attend`, which are checked where they are new."""
+    if torch.compiler.is_compiling():  # once a graph, and shapes may be symbols without a hash
+        return _check(q, k, v, mask, bias, scale, dropout_p, backend)
+    tensors = (
+        None if one is None else (one.shape, one.dtype, one.device, one.requires_grad)
+        for one in (q, k, v, mask.valid, mask.allowed, bias)
+    )
+    call = (backend, mask.pattern, scale, dropout_p, torch.is_grad_enabled(), *tensors)
+    kernel = _checked.get(call)
+    if kernel is None:
+        kernel = _check(q, k, v, mask, bias, scale, dropout_p, backend)
+        if len(_checked) >= MOST_CHECKED:
+            _checked.clear()
+        _checked[call] = kernel
+    return kernel
+
+
+def _check(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
+    check_call(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+    return backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
 
 
 class MultiHeadAttention2d(nn.Module):
@@ -101,14 +134,18 @@ class MultiHeadAttention2d(nn.Module):
         grid: Grid,
         *,
         valid: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Mask | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
         """(B, N, dim) -> (B, N, dim) with N = grid.tokens, prefix tokens first.
 
-        valid: (B, rows, cols) or (B, rows * cols) bool, True = real; its content cannot leak.
-        mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column).
-        bias: like mask, float, added to the scaled scores. Several masks combine by AND.
+        Args:
+            valid: (B, rows, cols) or (B, rows * cols) bool, True = real; other content cannot leak.
+            mask: (N, N) or (B, 1|h, N, N) bool, True = the query (row) may see the key (column); or
+                a `Mask` that a model has made once for all its layers, in place of `valid` too.
+            bias: like mask, float, added to the scaled scores.
+
+        Several masks combine by AND. Raises UserError for those that do not fit x and the grid.
         """
         whole, tile_bias = self._project(x, grid, valid, mask, bias)
         calls = self.pattern.split(whole, tile_bias, grid)
@@ -121,7 +158,7 @@ class MultiHeadAttention2d(nn.Module):
         grid: Grid,
         *,
         valid: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Mask | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
         """(B, h, N, N): how much each token takes of each other's v, for the arguments of a call.
@@ -131,9 +168,10 @@ class MultiHeadAttention2d(nn.Module):
         """
         whole, tile_bias = self._project(x, grid, valid, mask, bias)
         # Weights are what comes of v = identity, which a pattern splits and joins like any other v.
-        whole = replace(whole, v=torch.eye(grid.tokens, device=x.device).expand(len(x), 1, -1, -1))
+        identity = torch.eye(grid.tokens, device=x.device).expand(x.shape[0], 1, -1, -1)
+        whole = replace(whole, v=identity)
         calls = self.pattern.split(whole, tile_bias, grid)
-        return self.pattern.join([self._weights(call, whole.v) for call in calls], grid)
+        return self.pattern.join([self._weights(call, identity) for call in calls], grid)
 
     def _project(self, x, grid, valid, mask, bias) -> tuple[Call, Tensor | None]:
         """The whole call before a pattern splits it, and the bias of each tile."""
@@ -173,13 +211,13 @@ class MultiHeadAttention2d(nn.Module):
             raise UserError(
                 f"x has {tokens} tokens and {grid} has {grid.tokens}; give the grid of these tokens"
             )
-        return (
-            Mask(
-                valid=valid_tokens(valid, grid, batch),
-                allowed=attention_mask(mask, batch, self.heads, tokens),
-            ),
-            attention_bias(bias, batch, self.heads, tokens),
-        )
+        bias = attention_bias(bias, batch, self.heads, tokens)
+        if isinstance(mask, Mask):
+            if valid is not None:
+                raise UserError("a Mask holds valid= too; give valid= or a Mask, not both")
+            return mask, bias
+        allowed = attention_mask(mask, batch, self.heads, tokens)
+        return Mask(valid=valid_tokens(valid, grid, batch), allowed=allowed), bias
 
 
 class SelfAttention2d(MultiHeadAttention2d):

@@ -1,6 +1,8 @@
 """The map between a flat token index and its place on the image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -41,3 +43,31 @@ class Grid:
         """Row and column of each token on the map, two int64 tensors of shape (area,)."""
         index = torch.arange(self.area, device=device)
         return index // self.cols, index % self.cols
+
+
+MOST_KEPT = 32  # tensors of one function
+LARGEST_KEPT = 2**24  # elements of one tensor
+
+
+def kept_per_grid(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep the masks or indices that `compute` makes of hashable arguments, a device among them.
+
+    Each layer and step asks for the same ones, and a mask of all pairs takes milliseconds.
+    """
+    kept: dict[tuple, Tensor] = {}
+
+    @wraps(compute)
+    def recall(*key) -> Tensor:
+        if torch.compiler.is_compiling():  # a graph keeps its own, of sizes that may be symbols
+            return compute(*key)
+        if key not in kept:
+            with torch.inference_mode(False):  # training may need it next
+                tensor = compute(*key)
+            if type(tensor) is not Tensor or tensor.numel() > LARGEST_KEPT:  # a fake one, say
+                return tensor
+            if len(kept) >= MOST_KEPT:
+                kept.pop(next(iter(kept)))  # the oldest
+            kept[key] = tensor
+        return kept[key]
+
+    return recall

@@ -1,8 +1,11 @@
-"""Who may see whom: padding masks and attention masks, checked at the edge and kept in their parts.
+"""Who may see whom, and the argument checks of attention.
 
 Every mask is bool with one polarity: True = is real / may be seen. Several masks combine by AND.
+Fused kernels do not look at their arguments: given fewer keys than values they read past the end,
+given a mask on another device they read garbage.
 """
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol
@@ -45,13 +48,13 @@ class Mask:
         for name, tensor, axes in (("valid", self.valid, 2), ("allowed", self.allowed, 4)):
             if tensor is not None and (tensor.dtype != torch.bool or tensor.ndim != axes):
                 raise UserError(
-                    f"Mask({name}=) is {tensor.dtype} of shape {tuple(tensor.shape)}; "
-                    f"it must be torch.bool with {axes} axes, True = may be seen"
+                    f"Mask({name}=) must be torch.bool with {axes} axes, True = may be seen, "
+                    f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
                 )
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Of `padding` (valid), `mask` (an attention mask) and `pattern`, those that are there."""
+        """Of `padding` (valid), `mask` (allowed) and `pattern`, those that are there."""
         parts = {"padding": self.valid, "mask": self.allowed, "pattern": self.pattern}
         return frozenset(kind for kind, part in parts.items() if part is not None)
 
@@ -59,7 +62,7 @@ class Mask:
         """Bool, True = may be seen; (1|B, 1|h, N, N), or (B, 1, 1, N) for `valid` alone."""
         parts = []
         if self.valid is not None:
-            parts.append(self.valid[:, None, None, :])
+            parts.append(self.valid.unsqueeze(1).unsqueeze(1))
         if self.allowed is not None:
             parts.append(self.allowed)
         if self.pattern is not None:
@@ -80,42 +83,40 @@ def valid_tokens(valid: Tensor | None, grid: Grid, batch: int) -> Tensor | None:
         return None
     if valid.dtype != torch.bool:
         raise UserError(
-            f"valid has dtype {valid.dtype}; it must be torch.bool with True = real "
-            "(a number mask becomes one by `valid.bool()`)"
+            f"valid must be torch.bool with True = real, got {valid.dtype}; "
+            "a mask of numbers becomes one by `valid.bool()`"
         )
     if valid.shape not in ((batch, grid.rows, grid.cols), (batch, grid.area)):
         raise UserError(
-            f"valid has shape {tuple(valid.shape)}; for this batch it must be "
-            f"({batch}, {grid.rows}, {grid.cols}) or ({batch}, {grid.area}), prefix tokens excluded"
+            f"valid must have shape ({batch}, {grid.rows}, {grid.cols}) or ({batch}, {grid.area}), "
+            f"prefix tokens excluded, got {tuple(valid.shape)}"
         )
     return F.pad(valid.flatten(1), (grid.prefix, 0), value=True)
 
 
 def attention_mask(mask: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:
     """(N, N) or (1|B, 1|h, N, N) bool, True = may be seen -> 4-D."""
-    if mask is None:
-        return None
-    if mask.dtype != torch.bool:
+    if mask is not None and mask.dtype != torch.bool:
         raise UserError(
-            f"mask has dtype {mask.dtype}; it must be torch.bool with True = may be seen "
-            "(0/1 numbers become one by `mask.bool()`; numbers to add to the scores go into bias=)"
+            f"mask must be torch.bool with True = may be seen, got {mask.dtype}; 0/1 numbers "
+            "become one by `mask.bool()`, numbers to add to the scores go into bias="
         )
-    return _square(mask, "mask", batch, heads, tokens)
+    return _with_four_axes(mask, "mask", batch, heads, tokens)
 
 
 def attention_bias(bias: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:
     """(N, N) or (1|B, 1|h, N, N) float, added to the scaled scores, -inf allowed -> 4-D."""
-    if bias is None:
-        return None
-    if not bias.is_floating_point():
+    if bias is not None and not bias.is_floating_point():
         raise UserError(
-            f"bias has dtype {bias.dtype}; it must be a float tensor that is added to the scores "
-            "(a bool tensor that hides keys goes into mask=)"
+            f"bias must be a float tensor that is added to the scores, got {bias.dtype}; "
+            "a bool tensor that hides keys goes into mask="
         )
-    return _square(bias, "bias", batch, heads, tokens)
+    return _with_four_axes(bias, "bias", batch, heads, tokens)
 
 
-def _square(tensor: Tensor, name: str, batch: int, heads: int, tokens: int) -> Tensor:
+def _with_four_axes(tensor: Tensor | None, name: str, batch: int, heads: int, tokens: int):
+    if tensor is None:
+        return None
     # A 3-D (B, N, N) tensor with B == h would be read as one mask a head, silently: hence no 3-D.
     fits = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
     if tensor.shape[-2:] != (tokens, tokens) or not (tensor.ndim == 2 or fits):
@@ -124,3 +125,66 @@ def _square(tensor: Tensor, name: str, batch: int, heads: int, tokens: int) -> T
             f"(1|{batch}, 1|{heads}, {tokens}, {tokens}) with the batch and head axes spelled out"
         )
     return tensor if tensor.ndim == 4 else tensor[None, None]
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask,
+    bias: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
+) -> None:
+    """Raise UserError with the first argument of `attend` that does not fit the others."""
+    if not q.ndim == k.ndim == v.ndim == 4 or not (
+        q.shape[:2] == k.shape[:2] == v.shape[:2]
+        and q.shape[3] == k.shape[3]
+        and k.shape[2] == v.shape[2]
+        and v.shape[3] <= q.shape[3]
+    ):
+        raise UserError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not fit together; "
+            "q is (B, h, N, d), k (B, h, M, d) and v (B, h, M, d') with d' at most d"
+        )
+    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
+        raise UserError(
+            f"q is {q.dtype} on {q.device}, k {k.dtype} on {k.device}, v {v.dtype} on {v.device}; "
+            "give all three one dtype and one device"
+        )
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    pairs = ((1, batch), (1, heads), (queries,), (keys,))
+    for name, tensor, axes in (
+        ("mask=", mask.allowed, pairs),
+        ("bias=", bias, pairs),
+        ("Mask(valid=)", mask.valid, ((batch,), (keys,))),
+    ):
+        if tensor is None:
+            continue
+        if tensor.ndim != len(axes) or any(
+            size not in fit for size, fit in zip(tensor.shape, axes, strict=True)
+        ):
+            wanted = ", ".join("|".join(map(str, dict.fromkeys(fit))) for fit in axes)
+            raise UserError(f"{name} has shape {tuple(tensor.shape)}; here it must be ({wanted})")
+        if tensor.device != q.device:
+            raise UserError(
+                f"{name} lies on {tensor.device} and q on {q.device}; move it with .to(q.device)"
+            )
+    if bias is not None and not bias.is_floating_point():
+        raise UserError(
+            f"bias= must be a float tensor, got {bias.dtype}; what hides keys goes into mask="
+        )
+    if scale is not None and (isinstance(scale, Tensor) or not math.isfinite(scale)):
+        raise UserError(
+            f"scale must be a finite number, got {scale}; "
+            "multiply q by a factor of its own for each head"
+        )
+    check_dropout(dropout_p)
+
+
+def check_dropout(dropout_p: float) -> None:
+    """Raise UserError for what is no share of the attention weights."""
+    if not 0 <= dropout_p < 1:
+        raise UserError(f"dropout must be in [0, 1), got {dropout_p}")

@@ -5,7 +5,7 @@ from functools import partial
 from timm.layers import DropPath, LayerScale, Mlp, SwiGLU
 from torch import Tensor, nn
 
-from vitrail.attention import Grid, MultiHeadAttention2d
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d
 from vitrail.model.dropout import Dropout
 from vitrail.model.gelu import Gelu
 
@@ -42,8 +42,8 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path2 = DropPath(drop_path)
 
-    def forward(self, x: Tensor, grid: Grid, valid: Tensor | None) -> Tensor:
-        """Tokens (B, N, C) -> (B, N, C); valid (B, rows, cols) bool, True = real, or None."""
-        attended = self.drop(self.attn(self.norm1(x), grid, valid=valid))
+    def forward(self, x: Tensor, grid: Grid, mask: Mask) -> Tensor:
+        """Tokens (B, N, C) -> (B, N, C)."""
+        attended = self.drop(self.attn(self.norm1(x), grid, mask=mask))
         x = x + self.drop_path1(self.ls1(attended))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))

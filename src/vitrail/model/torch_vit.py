@@ -52,7 +52,7 @@ class TorchViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_classes)."""
         x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, area, C)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         return self.head(self.encoder(x + self.pos_embed)[:, 0])
 
     def no_weight_decay(self) -> set[str]:

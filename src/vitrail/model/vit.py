@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.attention import Grid, MultiHeadAttention2d
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d
+from vitrail.attention.mask import valid_tokens
 from vitrail.attention.patterns import Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
@@ -128,23 +129,25 @@ class ViT(nn.Module):
         Image sizes may vary from call to call as long as whole patches fit.
         """
         grid = patch_grid(tuple(images.shape[-2:]), self.patch_embed.patch_size, self.grid.prefix)
+        mask = Mask()
         if valid is not None:
             _check_valid(valid, images)
             images = images.masked_fill(~valid[:, None], 0.0)
-            valid = valid_patches(valid, self.patch_embed.patch_size)
+            patches = valid_patches(valid, self.patch_embed.patch_size)
+            mask = Mask(valid=valid_tokens(patches, grid, images.shape[0]))
         x = self.tokens(images, grid)
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
-                x = checkpoint(block, x, grid, valid, use_reentrant=False)
+                x = checkpoint(block, x, grid, mask, use_reentrant=False)
             else:
-                x = block(x, grid, valid)
-        return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, valid)))
+                x = block(x, grid, mask)
+        return self.head(self.fc_norm(self.attn_pool(self.norm(x), grid, mask)))
 
     def tokens(self, images: Tensor, grid: Grid) -> Tensor:
         """(B, 3, H, W) -> (B, N, C): class token, registers, the map row by row, with positions."""
         x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, area, C)
         prefix = [
-            token.expand(len(x), -1, -1)
+            token.expand(x.shape[0], -1, -1)
             for token in (self.cls_token, self.reg_token)
             if token is not None
         ]
@@ -224,11 +227,11 @@ def _initialise_linear(linear: nn.Linear) -> None:
 
 
 def _check_valid(valid: Tensor, images: Tensor) -> None:
-    fits = (len(images), *images.shape[-2:])
+    fits = (images.shape[0], *images.shape[-2:])
     if valid.dtype != torch.bool or valid.shape != fits:
         raise UserError(
-            f"valid is {valid.dtype} of shape {tuple(valid.shape)}; for these images it must "
-            f"be torch.bool of shape {fits}, True = real"
+            f"valid must be torch.bool of shape {fits} for these images, True = real pixel, got "
+            f"{valid.dtype} of shape {tuple(valid.shape)}"
         )
 
 

@@ -11,7 +11,16 @@ from vitrail.attention.backends import Request
 from vitrail.attention.patterns import Call, GridPattern, Pattern
 from vitrail.attention.selection.requests import requests_of
 
-from ..cases import BATCH, HEADS, ON_CPU, PREFIXES, WIDTH, Kind, mask_and_bias
+from ..cases import (
+    BATCH,
+    HEADS,
+    ON_CPU,
+    PREFIXES,
+    WIDTH,
+    Kind,
+    listen_to_requests,
+    mask_and_bias,
+)
 from ..oracle import assert_near
 from .examples import EXAMPLES, dense, regrouped
 
@@ -210,14 +219,7 @@ def test_a_sample_that_is_all_padding_harms_no_other_sample(pattern):
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_calls_of_a_layer_are_planned_on_its_outline(pattern, padded, monkeypatch):
     grid = Grid(5, 11, 1)
-    asked = []
-    resolve = backends.resolve
-
-    def listen(request, backend):
-        asked.append(request)
-        return resolve(request, backend)
-
-    monkeypatch.setattr(backends, "resolve", listen)
+    asked = listen_to_requests(monkeypatch)
     valid = some_padding(grid) if padded else None
     build(pattern)(torch.randn(2, grid.tokens, DIM), grid, valid=valid)
     said = list(dict.fromkeys(asked))

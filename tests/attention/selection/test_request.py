@@ -1,29 +1,17 @@
 """A request tells all that decides who can serve a call."""
 
-import pytest
 import torch
 
-from vitrail.attention import Grid, Mask, MultiHeadAttention2d, backends
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d
 from vitrail.attention.backends import Request
+
+from ..cases import listen_to_requests
 
 GRID = Grid(3, 5, 1)
 
 
-@pytest.fixture
-def asked(monkeypatch) -> list[Request]:
-    """Every request that reaches `backends.resolve`."""
-    requests = []
-    real = backends.resolve
-
-    def listen(request, backend):
-        requests.append(request)
-        return real(request, backend)
-
-    monkeypatch.setattr(backends, "resolve", listen)
-    return requests
-
-
-def test_a_request_tells_a_learned_bias_from_a_fixed_one(asked):
+def test_a_request_tells_a_learned_bias_from_a_fixed_one(monkeypatch):
+    asked = listen_to_requests(monkeypatch)
     layer = MultiHeadAttention2d(12, 3, backend="reference")
     x = torch.randn(2, GRID.tokens, 12)
     bias = torch.zeros(GRID.tokens, GRID.tokens)

@@ -14,7 +14,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from vitrail.attention.grid import Grid
+from vitrail.attention.grid import Grid, kept_per_grid
 from vitrail.attention.mask import Mask
 from vitrail.errors import UserError
 
@@ -152,26 +152,27 @@ class Regrouped(Pattern):
     def _padding(self, whole: Call, grid: Grid) -> Tensor | None:
         valid = whole.mask.valid
         if valid is None and self.overhangs(grid):
-            valid = torch.ones(len(whole.q), grid.tokens, dtype=torch.bool, device=whole.q.device)
+            shape = (whole.q.shape[0], grid.tokens)
+            valid = torch.ones(shape, dtype=torch.bool, device=whole.q.device)
         return None if valid is None else self._seen(valid[:, None, :, None], grid)[:, 0, :, 0]
 
     def _allowed(self, whole: Call, grid: Grid) -> Tensor | None:
         allowed = self._among(whole.mask.allowed, whole, grid)
         if self.exact:
             return allowed
-        sees = GridPattern(self, grid).sees(*self._pairs(grid, whole.q.device))  # (groups, n, m)
-        sees = sees.expand(len(whole.q), 1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
+        sees = _sees_in_groups(self, grid, whole.q.device)  # (groups, n, prefix + m)
+        sees = sees.expand(whole.q.shape[0], 1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
         return sees if allowed is None else sees & allowed
 
     def _among(self, dense: Tensor | None, whole: Call, grid: Grid) -> Tensor | None:
         """(1|B, 1|h, N, N) inside each group, (B * groups, 1|h, n, prefix + m)."""
         if dense is None:
             return None
-        queries, keys = self._pairs(grid, dense.device)
+        queries, keys = self.pairs(grid, dense.device)
         inside = dense[:, :, queries, keys]  # (1|B, 1|h, groups, n, prefix + m)
-        return inside.expand(len(whole.q), -1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
+        return inside.expand(whole.q.shape[0], -1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
 
-    def _pairs(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    def pairs(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
         """Indices of the tokens of each group, (groups, n, 1) and (groups, 1, prefix + m)."""
         tokens = torch.arange(grid.tokens, device=device)[None, None, :, None]
         queries = self.queries(tokens[:, :, grid.prefix :], grid)[0, :, 0]
@@ -195,8 +196,18 @@ class GridPattern:
 
     def visible(self, device: torch.device) -> Tensor:
         """(1, 1, N, N) bool."""
-        tokens = torch.arange(self.grid.tokens, device=device)
-        return self.sees(tokens[:, None], tokens[None, :])[None, None]
+        return _sees_all(self, device)
+
+
+@kept_per_grid
+def _sees_all(rule: GridPattern, device: torch.device) -> Tensor:
+    tokens = torch.arange(rule.grid.tokens, device=device)
+    return rule.sees(tokens[:, None], tokens[None, :])[None, None]
+
+
+@kept_per_grid
+def _sees_in_groups(pattern: Regrouped, grid: Grid, device: torch.device) -> Tensor:
+    return GridPattern(pattern, grid).sees(*pattern.pairs(grid, device))
 
 
 def names() -> list[str]:

@@ -23,10 +23,10 @@ class Recorder(Backend):
         self.requests: list[Request] = []
 
     def refuse(self, request: Request) -> list[str]:
-        self.requests.append(request)
         return []
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+        self.requests.append(Request.of(q, k, v, mask, bias, dropout_p))
         return torch.empty_like(q)
 
 
