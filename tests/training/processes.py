@@ -16,12 +16,12 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from vitrail.data.loader import Order
 from vitrail.training.classifier import Classifier
 from vitrail.training.ema import EMA
 from vitrail.training.optim import Optim
-from vitrail.training.progress import Progress
+from vitrail.training.progress import Progress, Throughput
 from vitrail.training.schedule import WarmupCosine
-from vitrail.training.throughput import Throughput
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 IMAGES = torch.randn(61, 3, 2, 2, generator=torch.Generator().manual_seed(1))
@@ -60,13 +60,13 @@ class Network(nn.Module):
 
 
 class Shards(LightningDataModule):
-    """Every process has its own images: equally many to train on, all 61 together to validate."""
+    """Every process has its own images: 60 together to train on, all 61 to validate."""
 
     def share(self, count: int) -> DataLoader:
-        mine = slice(self.trainer.global_rank, count, self.trainer.world_size)
-        size = GLOBAL_BATCH // self.trainer.world_size
-        pairs = zip(IMAGES[mine].split(size), LABELS[mine].split(size), strict=True)
-        return DataLoader([(image, label, None) for image, label in pairs], batch_size=None)
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        order = Order(count, batch_size=GLOBAL_BATCH // world, seed=None, rank=rank, world=world)
+        batches = [(IMAGES[indices], LABELS[indices], None) for _, indices in order]
+        return DataLoader(batches, batch_size=None)
 
     def train_dataloader(self) -> DataLoader:
         return self.share(60)

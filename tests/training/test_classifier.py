@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vitrail.model import ViT
-from vitrail.training.throughput import Throughput
+from vitrail.training.progress import Throughput
 
 from .reading import Readings
 
@@ -265,7 +265,7 @@ def test_where_gradients_are_scaled_the_optimizer_is_not_fused(classify, batched
 
 
 def test_a_smoothing_that_is_no_share_is_refused(classify):
-    with pytest.raises(ValueError, match="label_smoothing=1 is a share"):
+    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), got 1"):
         classify(3, label_smoothing=1)
 
 

@@ -3,10 +3,13 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import FSDPStrategy, SingleDeviceStrategy
+from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
-from vitrail.training.ema import EMA, check
-from vitrail.training.fsdp import FSDP
+from vitrail.model import ViT
+from vitrail.training.ema import EMA
+from vitrail.training.schedule import WarmupCosine
+from vitrail.training.strategies import FSDP, check_whole_weights
 
 from .reading import Readings
 
@@ -36,15 +39,25 @@ class Scalar(LightningModule):
     test_step = validation_step
 
 
+class Warm(EMA):
+    """After a long training, when the decay is no longer warming up."""
+
+    def setup(self, trainer, pl_module, stage):
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self._average_model.updates = 1000
+            self._average_model.n_averaged += 1000
+
+
 @pytest.fixture
 def fit(trainer, tmp_path):
     """fit(model, steps, …) -> the trainer after so many steps, and its last checkpoint."""
 
-    def run(model, steps, *, ema=True, ckpt_path=None, data=DATA, **given):
+    def run(model, steps, *, ema=Warm, ckpt_path=None, data=DATA, **given):
         saving = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
         fitted = trainer(
             max_steps=steps,
-            callbacks=[EMA(0.9)] * ema + [saving],
+            callbacks=[*([ema(0.9)] if ema else []), saving],
             enable_checkpointing=True,
             **given,
         )
@@ -60,6 +73,22 @@ def weights(checkpoint) -> tuple[float, float]:
         pytest.approx(checkpoint[key]["weight"].item(), abs=1e-6)
         for key in ("current_model_state", "state_dict")
     )
+
+
+def warming(steps: int) -> float:
+    """The average of -1, -2, … whose decay begins at 0.1."""
+    average = 0.0
+    for t in range(steps):
+        decay = min(0.9, (1 + t) / (10 + t))
+        average = decay * average - (1 - decay) * (t + 1)
+    return average
+
+
+def test_the_decay_warms_up_and_goes_on_where_it_was(fit, tmp_path):
+    _, checkpoint = fit(Scalar(), 3, ema=EMA)
+    assert weights(checkpoint) == (-3.0, warming(3))
+    _, checkpoint = fit(Scalar(), 20, ema=EMA, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert weights(checkpoint) == (-20.0, warming(20))
 
 
 @pytest.mark.parametrize("sanity", [0, 1])
@@ -79,7 +108,7 @@ def test_three_steps_then_one_more_in_a_new_process(fit, tmp_path, sanity):
 
 
 def test_without_averaging_a_checkpoint_says_nothing_of_it(fit):
-    _, checkpoint = fit(Scalar(), 3, ema=False)
+    _, checkpoint = fit(Scalar(), 3, ema=None)
     assert checkpoint["state_dict"]["weight"] == -3
     assert not checkpoint.keys() & {"current_model_state", "averaging_state"}
 
@@ -114,7 +143,7 @@ def test_a_checkpoint_written_during_validation_or_after_training_holds_both(fit
 
 
 def test_averaging_may_begin_with_a_checkpoint_that_has_none(fit, tmp_path):
-    fit(Scalar(), 3, ema=False)
+    fit(Scalar(), 3, ema=None)
     with pytest.warns(UserWarning, match="not created with WeightAveraging"):
         _, checkpoint = fit(Scalar(), 4, ckpt_path=tmp_path / "checkpoints/last.ckpt")
     assert weights(checkpoint) == (-4.0, -3.1)
@@ -152,12 +181,36 @@ def test_an_update_reads_no_value(trainer):
 @pytest.mark.parametrize("strategy", [FSDP(), FSDPStrategy()])
 def test_sharded_weights_are_refused_before_anything_is_averaged(strategy):
     with pytest.raises(ValueError, match="use trainer=ddp or ema_decay=null") as refusal:
-        check(strategy)
+        check_whole_weights(strategy)
     assert "\n" not in str(refusal.value)
-    check(SingleDeviceStrategy())
+    check_whole_weights(SingleDeviceStrategy())
 
 
 @pytest.mark.parametrize("decay", [0, 1, 1.5])
 def test_a_decay_that_averages_nothing_is_refused(decay):
-    with pytest.raises(ValueError, match="use a number between 0 and 1"):
+    with pytest.raises(ValueError, match=r"ema_decay must be in \(0, 1\), such as 0.999"):
         EMA(decay)
+
+
+def test_a_short_training_is_averaged_to_what_it_learned(trainer, classify, recipe):
+    digits = load_digits()
+    images = torch.from_numpy(digits.images).float()[:, None].expand(-1, 3, -1, -1) / 8 - 1
+    labels = torch.from_numpy(digits.target).long()
+    pairs = list(zip(images.split(64), labels.split(64), strict=True))
+    batches = [(image, label, None) for image, label in pairs]
+    train = DataLoader(batches[:22], batch_size=None, shuffle=True)
+    held = DataLoader(batches[22:], batch_size=None)
+    torch.manual_seed(0)
+    network = ViT(image_size=8, patch_size=2, dim=32, depth=2, heads=2, num_classes=10)
+    model = classify(
+        10,
+        network,
+        optim=recipe(lr=3e-3, weight_decay=0.05, schedule=WarmupCosine(warmup=0.1, final=0.0)),
+    )
+    fitted = trainer(max_epochs=12, callbacks=[EMA(0.999)], limit_val_batches=0)
+    fitted.fit(model, train, held)
+    averaged = fitted.test(model, held, verbose=False)[0]["test/acc"]
+    fitted.callbacks[0]._swap_models(model)
+    raw = trainer().test(model, held, verbose=False)[0]["test/acc"]
+    assert averaged > 0.5, "264 steps have learned something"
+    assert averaged >= raw - 0.02

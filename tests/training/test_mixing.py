@@ -85,5 +85,5 @@ def test_padded_batches_are_refused_in_one_line():
 
 
 def test_a_negative_alpha_is_refused():
-    with pytest.raises(ValueError, match="cutmix=-1 is no alpha"):
+    with pytest.raises(ValueError, match=r"classifier.cutmix must be >= 0, got -1"):
         Mixing(mixup=None, cutmix=-1, classes=3)

@@ -1,5 +1,4 @@
 import copy
-import math
 
 import pytest
 import timm
@@ -206,24 +205,19 @@ def test_any_optimizer_of_timm_takes_a_step(name, recipe):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"name": "adamv"}, r"optim\.name=adamv is no optimizer of timm; use adam"),
+        ({"name": "adamv"}, r"optim\.name=adamv does not exist in timm; use adam"),
         ({"name": "zzz"}, "use adamw or muon"),
         ({"name": "adahessian"}, "needs second derivatives"),
         ({"name": "fusedlamb"}, "needs a CUDA device and the package apex"),
         (
             {"options": {"beta": 1}},
-            r"optim\.options\.beta is no option of adamw; use betas or leave",
+            r"optim\.options\.beta is not an argument of adamw; use betas, or leave",
         ),
-        ({"options": {"lr": 1}}, r"optim\.options\.lr is no option of adamw"),
-        ({"layer_decay": 1.5}, "use a number above 0 and up to 1, or null"),
+        ({"options": {"lr": 1}}, r"optim\.options\.lr is not an argument of adamw"),
+        ({"layer_decay": 1.5}, r"optim\.layer_decay must be in \(0, 1\] or null, got 1.5"),
     ],
 )
 def test_what_does_not_exist_is_refused_in_one_line_with_what_does(given, message, recipe):
     with pytest.raises(ValueError, match=message) as refusal:
         recipe(**given)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_training_without_end_is_refused(recipe):
-    with pytest.raises(ValueError, match=r"set trainer\.max_epochs or trainer\.max_steps"):
-        recipe().build(nn.Linear(2, 2), math.inf)

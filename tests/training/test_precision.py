@@ -4,7 +4,14 @@ import pytest
 import torch
 from lightning_fabric.plugins.precision import precision as lightning
 
-from vitrail.training.precision import ALIASES, NAMES, Hardware, choose
+from vitrail.training.precision import (
+    ALIASES,
+    DTYPES,
+    Arithmetic,
+    Hardware,
+    attention_dtype,
+    choose,
+)
 
 CUDA = Hardware("cuda", "NVIDIA H200", "tensor cores")
 OLD_CUDA = Hardware("cuda", "Tesla T4", None)
@@ -28,11 +35,11 @@ def test_auto_is_bf16_where_the_hardware_computes_it_and_says_why(hardware, name
 
 
 def test_every_name_of_lightnings_is_known_and_no_other():
-    assert set(NAMES) == set(get_args(lightning._PRECISION_INPUT_STR))
+    assert set(DTYPES) == set(get_args(lightning._PRECISION_INPUT_STR))
     assert ALIASES == lightning._PRECISION_INPUT_STR_ALIAS_CONVERSION
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("transformer")])
+@pytest.mark.parametrize("name", [name for name in DTYPES if not name.startswith("transformer")])
 def test_a_name_that_was_asked_for_is_kept(name):
     assert choose(name, CUDA) == (name, "asked for")
 
@@ -53,10 +60,10 @@ def test_bf16_in_software_may_be_asked_for_and_is_called_so():
         ("16-mixed", CPU, "precision=16-mixed computes in fp16, .* use bf16-mixed"),
         (16, OLD_CPU, "precision=16 computes in fp16, .* use 32-true"),
         ("16-true", CPU, "precision=16-true computes in fp16"),
-        ("64-true", MPS, "which Apple's GPUs do not have; use 32-true"),
+        ("64-true", MPS, "which Apple's GPUs lack; use 32-true"),
         ("transformer-engine", CPU, "NVIDIA GPUs alone"),
-        ("bf16-mixd", CUDA, "precision=bf16-mixd does not exist; use bf16-mixed"),
-        ("fp8", CUDA, "precision=fp8 does not exist; use auto or 32-true or"),
+        ("bf16-mixd", CUDA, "precision must be bf16-mixed.*, got bf16-mixd"),
+        ("fp8", CUDA, "precision must be auto or 32-true or .*, got fp8"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_with_the_way_out(precision, hardware, message):
@@ -85,3 +92,21 @@ def test_emulated_bf16_of_a_gpu_does_not_count(native, monkeypatch):
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or native
     )
     assert Hardware.of(torch.device("cuda")).bf16 == ("tensor cores" if native else None)
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if not name.startswith("transformer")])
+def test_names_mean_in_a_bare_loop_what_lightning_makes_of_them(name):
+    arithmetic, layer = Arithmetic.of(name), torch.nn.Linear(2, 2)
+    with arithmetic.casting("cpu"):
+        computed = layer.to(arithmetic.dtype)(torch.ones(1, 2, dtype=arithmetic.dtype)).dtype
+    assert computed == attention_dtype(name)
+    assert str(computed).endswith(
+        {"16": ".float16", "bf16": ".bfloat16"}.get(name.split("-")[0], f".float{name[:2]}")
+    )
+    assert arithmetic.scaled == (name == "16-mixed")
+
+
+def test_a_bare_loop_has_no_layers_of_transformer_engine():
+    assert attention_dtype("transformer-engine-float16") == torch.float16
+    with pytest.raises(ValueError, match="use bf16-mixed or 32-true"):
+        Arithmetic.of("transformer-engine")

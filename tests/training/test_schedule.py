@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 
 from vitrail.training.schedule import WarmupCosine
 
@@ -42,6 +43,80 @@ def test_groups_keep_their_own_peaks():
 
 
 @pytest.mark.parametrize("given", [{"warmup": 5, "final": 0}, {"warmup": 0, "final": -0.1}])
-def test_what_is_no_share_is_refused(given):
-    with pytest.raises(ValueError, match="is a share; use a number from 0 to 1"):
+def test_a_share_outside_0_to_1_is_refused(given):
+    with pytest.raises(ValueError, match=r"optim\.schedule\.\w+ must be in \[0, 1\], got"):
         WarmupCosine(**given)
+
+
+def test_a_training_without_end_is_refused():
+    with pytest.raises(ValueError, match=r"max_epochs, trainer.max_steps or trainer.max_time"):
+        WarmupCosine(warmup=0.0, final=0.0).attach(torch.optim.SGD([torch.zeros(1)]), math.inf)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of Lightning's timer that only `clock.now += seconds` moves."""
+
+    class Clock:
+        now = 0.0
+
+    monkeypatch.setattr(
+        "pytorch_lightning.callbacks.timer.time.monotonic",
+        lambda: Clock.now,
+    )
+    return Clock
+
+
+class Rates(Callback):
+    """Every batch takes 6 s; the rates that steps are taken with."""
+
+    def __init__(self, clock, stop_after: int | None):
+        self.clock, self.stop_after, self.found = clock, stop_after, []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.found.append(optimizer.param_groups[0]["lr"])
+        self.clock.now += 6
+        trainer.should_stop = len(self.found) == self.stop_after
+
+
+@pytest.fixture
+def fit(clock, classify, batched, trainer, recipe, tmp_path):
+    """fit(max_time=…, …) -> the rates of the steps taken, two an epoch, at a peak of 1."""
+
+    def run(*, warmup=0.0, stop_after=None, ckpt_path=None, **given) -> list[float]:
+        rates = Rates(clock, stop_after)
+        schedule = WarmupCosine(warmup=warmup, final=0.0)
+        model = classify(3, optim=recipe(lr=1.0, schedule=schedule))
+        fitted = trainer(callbacks=[rates], limit_val_batches=0, **given)
+        fitted.fit(model, batched(8, 4), [], ckpt_path=ckpt_path, weights_only=True)
+        fitted.save_checkpoint(tmp_path / "last.ckpt", weights_only=False)
+        return rates.found
+
+    return run
+
+
+def cosine(*shares: float) -> list[float]:
+    return pytest.approx([(1 + math.cos(math.pi * share)) / 2 for share in shares])
+
+
+def test_the_rate_ends_with_the_time_where_that_ends_first(fit):
+    assert fit(max_epochs=100, max_time={"seconds": 30}) == cosine(0, 0.2, 0.4, 0.6, 0.8)
+
+
+def test_the_rate_ends_with_the_steps_where_those_end_first(fit):
+    assert fit(max_steps=5, max_time={"days": 1}) == cosine(0, 0.2, 0.4, 0.6, 0.8)
+
+
+def test_time_alone_may_end_a_training_and_its_warm_up(fit):
+    rates = fit(max_epochs=-1, max_time={"seconds": 60}, warmup=0.4)
+    assert rates[1:4] == pytest.approx([0.25, 0.5, 0.75], abs=1e-3)
+    assert rates[4:] == cosine(*(step / 6 for step in range(6)))
+
+
+def test_a_resumed_run_goes_on_from_the_time_that_has_passed(fit, tmp_path):
+    limits = {"max_epochs": 100, "max_time": {"seconds": 60}}
+    straight = fit(**limits)
+    first = fit(**limits, stop_after=4)
+    resumed = fit(**limits, ckpt_path=tmp_path / "last.ckpt")
+    assert straight == cosine(*(step / 10 for step in range(10)))
+    assert first + resumed == pytest.approx(straight)

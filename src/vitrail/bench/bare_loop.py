@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention import backends
-from vitrail.training.arithmetic import Arithmetic
 from vitrail.training.mixing import Mixing
 from vitrail.training.optim import Optim
+from vitrail.training.precision import Arithmetic
 
 
 @dataclass(frozen=True)

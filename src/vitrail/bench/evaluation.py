@@ -14,7 +14,7 @@ from vitrail.bench.bare_loop import Batch, infer
 from vitrail.bench.proved import proved, refusal
 from vitrail.run import checkpoint
 from vitrail.run.assemble import Plan, build_network, device_of
-from vitrail.training.arithmetic import Arithmetic
+from vitrail.training.precision import Arithmetic
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
 from vitrail.run.assemble import Plan, build_classifier, build_network, device_of
-from vitrail.training.arithmetic import Arithmetic
 from vitrail.training.classifier import Classifier
+from vitrail.training.precision import Arithmetic
 
 TIMM, COMPILED, OWN = "timm", "compiled", "own"
 CLASSES = 10  # where the config leaves their number to the data, which is not read

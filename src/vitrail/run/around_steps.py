@@ -9,9 +9,7 @@ from vitrail.run.receipt import watch
 from vitrail.run.saving import BestAndLast
 from vitrail.run.stopping import StopBetweenBatches
 from vitrail.tracking.loggers import Loggers
-from vitrail.training.peak_memory import PeakMemory
-from vitrail.training.progress import Progress
-from vitrail.training.throughput import Throughput
+from vitrail.training.progress import PeakMemory, Progress, Throughput
 
 
 def around_steps(

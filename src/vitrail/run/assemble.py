@@ -19,7 +19,7 @@ from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.tracking.loggers import Recipe
 from vitrail.training.classifier import Classifier
-from vitrail.training.precision import Hardware, choose
+from vitrail.training.precision import Hardware, attention_dtype, choose
 
 AUTO = "auto"  # of `compile`: measure whether it pays
 
@@ -35,15 +35,6 @@ def device_of(accelerator: str) -> torch.device:
             "use trainer=cpu"
         )
     return torch.device(wanted)
-
-
-def attention_dtype(precision: str) -> torch.dtype:
-    """The dtype that q, k and v have under a Lightning precision such as `bf16-mixed`."""
-    if precision.startswith("64"):
-        return torch.float64
-    if precision.startswith("32"):
-        return torch.float32
-    return torch.float16 if precision.startswith("16") or "float16" in precision else torch.bfloat16
 
 
 def build(node: DictConfig, **settings: Any) -> Any:

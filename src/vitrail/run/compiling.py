@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.attention.backends.flex import missing_tool
 from vitrail.attention.selection.stopwatch import clock, interleave
 from vitrail.run.assemble import AUTO, Plan, device_of
-from vitrail.training.arithmetic import Arithmetic
+from vitrail.training.precision import Arithmetic
 
 LEAST_S = 10  # that a compilation took where we measured one
 MOST_SAVED = 0.3  # of a step

@@ -1,35 +1,43 @@
 """Training and evaluating an image classifier."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pytorch_lightning import LightningModule
+from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitrail.errors import UserError
-from vitrail.training.fsdp import FSDP
-from vitrail.training.means import Means
+from vitrail.training.metrics import ClassificationMetrics, RunningMeans
 from vitrail.training.mixing import Mixing
 from vitrail.training.optim import Optim
-from vitrail.training.tally import Tally
+from vitrail.training.strategies import FSDP
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Classifier(LightningModule):
-    """Teaches `network`, (B, 3, H, W) -> (B, len(classes)) logits, to name the classes.
+    """Trains `network`, (B, 3, H, W) -> (B, len(classes)) logits, to name the classes.
 
-    Batches are (images, labels, padding): float (B, 3, H, W), int64 (B,), and a bool mask (B, H, W)
-    of real pixels or None; the network is given a mask only where there is one.
-    label_smoothing: the share of each target that goes to all classes evenly, in training.
-    mixup, cutmix: see `Mixing`; in training alone.
+    Batches are (images, labels, valid): float (B, 3, H, W), int64 (B,), and a bool mask (B, H, W),
+    True = real pixel, or None; the network is given a mask only where there is one.
 
     Logs train/loss, lr (the head's, where layers have their own), train/acc (over augmented images;
-    left out where they are mixed), and for each of val and test: acc, acc_top5 (where there are
-    more than 5 classes) and loss, which is plain cross-entropy. All weights lie in `network`: a
-    checkpoint names them `network.` and then as the network does, compiled or not.
+    absent where they are mixed), and for each of val and test: acc, acc_top5 (for more than 5
+    classes) and loss, which is plain cross-entropy. All weights lie in `network`: a checkpoint
+    names them `network.` and then as the network does, compiled or not.
+
+    Args:
+        network: called as `network(images)` or `network(images, valid)`.
+        classes: names, in the order of the labels.
+        optim: the optimizer and its schedule.
+        label_smoothing: share of each target that goes to all classes evenly, in training.
+        mixup: see `Mixing`; in training alone.
+        cutmix: likewise.
     """
 
     def __init__(
@@ -44,20 +52,18 @@ class Classifier(LightningModule):
     ):
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise UserError(
-                f"classifier.label_smoothing={label_smoothing} is a share; use 0 up to below 1"
-            )
+            raise UserError(f"classifier.label_smoothing must be in [0, 1), got {label_smoothing}")
         self.network = network
         self.classes = tuple(classes)
         self.optim = optim
         self.label_smoothing = label_smoothing
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, classes=len(self.classes))
-        self._unlogged = Means()
+        self._means = RunningMeans()
         self._reports: dict[str, dict[str, Any]] = {}
 
-    def forward(self, images: Tensor, padding: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, C) logits, in float32 at least: sums over classes and images are made of them."""
-        logits = self.network(images) if padding is None else self.network(images, padding)
+        logits = self.network(images) if valid is None else self.network(images, valid)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def configure_model(self) -> None:
@@ -67,12 +73,28 @@ class Classifier(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         optimizer, scheduler = self.optim.build(
-            self.network, self.trainer.estimated_stepping_batches, fused=scaler is None
+            self.network,
+            self.trainer.estimated_stepping_batches,
+            elapsed=self._elapsed(),
+            fused=scaler is None,
         )
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    def _elapsed(self) -> Callable[[], float] | None:
+        """The share of `trainer.max_time` that has passed, alike in every process."""
+        timers = [callback for callback in self.trainer.callbacks if isinstance(callback, Timer)]
+        timers = [timer for timer in timers if timer.time_remaining() is not None]
+        if not timers:
+            return None
+
+        def share() -> float:
+            passed, left = timers[0].time_elapsed(), timers[0].time_remaining()
+            return self.trainer.strategy.broadcast(passed / max(passed + left, 1e-9))
+
+        return share
 
     def configure_gradient_clipping(
         self,
@@ -90,15 +112,15 @@ class Classifier(LightningModule):
     # Nothing in a step reads a tensor's value, so the GPU is never waited for. That is why nothing
     # is logged with `prog_bar=True` and the rate, a number of the CPU, is logged as a CPU tensor.
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        images, labels, padding = batch
-        images, targets = self.mixing(images, labels, padding)
-        logits = self(images, padding)
+    def training_step(self, batch: Batch) -> Tensor:
+        images, labels, valid = batch
+        images, targets = self.mixing(images, labels, valid)
+        logits = self(images, valid)
         loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        self._unlogged.add("train/epoch_loss", loss.detach(), len(labels))
+        self._means.add("train/epoch_loss", loss.detach(), len(labels))
         if not self.mixing.ways:
             right = (logits.argmax(dim=1) == labels).float().mean()
-            self._unlogged.add("train/acc", right, len(labels))
+            self._means.add("train/acc", right, len(labels))
         if self._is_logged():
             self._log_training(loss)
         return loss
@@ -116,65 +138,56 @@ class Classifier(LightningModule):
         self.log("train/loss", loss)
         rate = max(self.lr_schedulers().get_last_lr())
         self.log("lr", torch.tensor(rate, dtype=torch.float64))
-        for name, (mean, images) in self._unlogged.take().items():
+        for name, (mean, images) in self._means.take().items():
             whole = {"on_step": False, "on_epoch": True, "batch_size": images, "sync_dist": True}
             self.log(name, mean, **whole)
 
     def on_train_epoch_start(self) -> None:
-        self._unlogged.take()  # what an epoch left that was cut short
+        self._means.take()  # what an epoch left that was cut short
 
     def on_validation_epoch_start(self) -> None:
-        self._start_tally()
-
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> None:
-        self._count(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        self._report("val")
-
-    def on_test_epoch_start(self) -> None:
-        self._start_tally()
-
-    def test_step(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> None:
-        self._count(batch)
-
-    def on_test_epoch_end(self) -> None:
-        self._report("test")
-
-    def report(self, split: str) -> dict[str, Any]:
-        """What the last evaluation of `split` (val or test) found, over all processes.
-
-        acc, acc_top5 (where classes > 5) and loss are floats, count an int, confusion an int64
-        (C, C) tensor, true class x predicted class, per_class a list of dicts with the keys class,
-        count, correct and acc (None for a class without images).
-        """
-        found = self._reports[split]
-        counts = found["confusion"].sum(dim=1).tolist()
-        rights = found["confusion"].diagonal().tolist()
-        rows = zip(self.classes, counts, rights, strict=True)
-        return {
-            **found,
-            "per_class": [
-                {"class": name, "count": n, "correct": right, "acc": right / n if n else None}
-                for name, n, right in rows
-            ],
-        }
-
-    def _start_tally(self) -> None:
-        # Made anew on the device: a tally of the module's would follow it into half precision.
-        self._tally = Tally(len(self.classes)).to(self.device)
+        # Made anew on the device: as a part of the module it would follow it into half precision.
+        self._metrics = ClassificationMetrics(len(self.classes)).to(self.device)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # BatchNorm's statistics differ between processes; all evaluate the first one's, which
             # are those that are saved.
             for buffer in self.network.buffers():
                 torch.distributed.broadcast(buffer, src=0)
 
-    def _count(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> None:
-        images, labels, padding = batch
-        self._tally.update(self(images, padding), labels)
+    def validation_step(self, batch: Batch) -> None:
+        images, labels, valid = batch
+        self._metrics.update(self(images, valid), labels)
 
-    def _report(self, split: str) -> None:
-        self._reports[split] = found = self._tally.compute()
+    def on_validation_epoch_end(self) -> None:
+        self._log_report("val")
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+
+    def on_test_epoch_end(self) -> None:
+        self._log_report("test")
+
+    def _log_report(self, split: str) -> None:
+        self._reports[split] = report = self._metrics.compute()
         for name in ("acc", "acc_top5", "loss"):
-            if name in found:
-                self.log(f"{split}/{name}", found[name], sync_dist=True)  # alike in every process
+            if name in report:
+                self.log(f"{split}/{name}", report[name], sync_dist=True)  # alike in every process
+
+    def report(self, split: str) -> dict[str, Any]:
+        """The evaluation report: what the last evaluation of `split` (val or test) found.
+
+        Over all processes: floats acc, acc_top5 (where classes > 5) and loss, an int count,
+        confusion, int64 (C, C), true x predicted class, and per_class, a list of dicts with the
+        keys class, count, correct and acc (None for a class without images).
+        """
+        report = self._reports[split]
+        counts = report["confusion"].sum(dim=1).tolist()
+        rights = report["confusion"].diagonal().tolist()
+        rows = zip(self.classes, counts, rights, strict=True)
+        return {
+            **report,
+            "per_class": [
+                {"class": name, "count": n, "correct": right, "acc": right / n if n else None}
+                for name, n, right in rows
+            ],
+        }

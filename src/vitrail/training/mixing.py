@@ -9,14 +9,16 @@ from vitrail.errors import UserError
 class Mixing:
     """Blends every image of a batch with its neighbour, and the labels likewise.
 
-    mixup, cutmix: alpha of the Beta distribution that lambda is drawn from, None or 0 for without;
-    with both, each batch takes one of them.
+    Args:
+        mixup: alpha of the Beta distribution that lambda is drawn from; None or 0 for none.
+        cutmix: likewise; with both, each batch takes one of them.
+        classes: number of classes.
     """
 
     def __init__(self, *, mixup: float | None, cutmix: float | None, classes: int):
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
             if alpha is not None and alpha < 0:
-                raise UserError(f"{name}={alpha} is no alpha of a Beta distribution; use 0 or more")
+                raise UserError(f"classifier.{name} must be >= 0, got {alpha}")
         self.ways = [
             way(alpha=alpha, num_classes=classes)
             for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
@@ -25,7 +27,7 @@ class Mixing:
         self._mix = v2.RandomChoice(self.ways) if self.ways else v2.Identity()
 
     def __call__(
-        self, images: Tensor, labels: Tensor, padding: Tensor | None
+        self, images: Tensor, labels: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """images (B, 3, H, W) and labels (B,) -> images and targets (B, classes), or (B,) unmixed.
 
@@ -34,7 +36,7 @@ class Mixing:
         """
         if not self.ways or len(images) == 1:
             return images, labels
-        if padding is not None:
+        if valid is not None:
             raise UserError(
                 "mixup and cutmix need images of one size and this batch is padded; "
                 "use classifier.mixup=0 classifier.cutmix=0, or data.resize=crop"

@@ -1,8 +1,7 @@
-"""From a recipe to an optimizer and its schedule, through timm."""
+"""An optimizer of timm and its schedule, from a config."""
 
 import inspect
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -32,14 +31,19 @@ COLOURS = 3  # channels of an image
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """How a model is optimized; names no parameter, so one recipe serves every model.
+    """How a model is optimized; names no parameter, so one config serves every model.
 
-    name: an optimizer of timm, see `timm.optim.list_optimizers()`.
-    lr: the peak rate; `schedule` says what becomes of it.
-    weight_decay: not applied to biases, 1-D tensors and what the model's `no_weight_decay()` names.
-    layer_decay: a layer's rate is this times the rate of the layer above; None: one rate for all.
-    options: further arguments of the optimizer, such as betas.
-    Raises UserError for a name, an option or a value that does not exist.
+    Args:
+        name: an optimizer of timm, see `timm.optim.list_optimizers()`.
+        lr: the peak rate.
+        weight_decay: not applied to biases, 1-D tensors and what `no_weight_decay()` of the model
+            names.
+        layer_decay: a layer's rate is this times the rate of the layer above; None: one rate.
+        options: further arguments of the optimizer, such as betas.
+        schedule: of the rate.
+
+    Raises:
+        UserError: a name, an option or a value that does not exist.
     """
 
     name: str
@@ -57,39 +61,41 @@ class Optim:
             if option not in known:
                 near = get_close_matches(option, known) or sorted(known)
                 raise UserError(
-                    f"optim.options.{option} is no option of {self.name}; use {', '.join(near)} or "
-                    f"leave it out: ~optim.options.{option}"
+                    f"optim.options.{option} is not an argument of {self.name}; use "
+                    f"{', '.join(near)}, or leave it out: ~optim.options.{option}"
                 )
-        if self.lr <= 0 or self.weight_decay < 0:
-            raise UserError(
-                f"optim.lr={self.lr} must be above 0, and optim.weight_decay={self.weight_decay} "
-                "0 or more"
-            )
+        if self.lr <= 0:
+            raise UserError(f"optim.lr must be > 0, got {self.lr}")
+        if self.weight_decay < 0:
+            raise UserError(f"optim.weight_decay must be >= 0, got {self.weight_decay}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise UserError(
-                f"optim.layer_decay={self.layer_decay} is the ratio of a layer's rate to the next "
-                "one's; use a number above 0 and up to 1, or null"
-            )
+            raise UserError(f"optim.layer_decay must be in (0, 1] or null, got {self.layer_decay}")
 
     @property
     def _optimizer(self) -> type[Optimizer]:
         return get_optimizer_class(self.name, bind_defaults=False)
 
     def build(
-        self, model: nn.Module, total_steps: float, *, fused: bool = True
+        self,
+        model: nn.Module,
+        total_steps: float,
+        *,
+        elapsed: Callable[[], float] | None = None,
+        fused: bool = True,
     ) -> tuple[Optimizer, LambdaLR]:
-        """The optimizer of `model`, wrapped or not, and its schedule over `total_steps`.
+        """The optimizer of `model` and its schedule.
 
-        fused: use torch's fused kernels where the optimizer has them (AdamW on 22 M parameters and
-        2 CPU cores: 16 ms a step instead of 100). A gradient scaler forbids them where gradients
-        are clipped.
-        Raises UserError for a training without end, and for layer decay without layers to go by.
+        Args:
+            model: may be wrapped.
+            total_steps: see `WarmupCosine.attach`.
+            elapsed: likewise.
+            fused: use torch's fused kernels where the optimizer has them (AdamW on 22 M parameters
+                and 2 CPU cores: 16 ms a step instead of 100). A gradient scaler forbids them where
+                gradients are clipped.
+
+        Raises:
+            UserError: a training without end, or layer decay for a model without ordered layers.
         """
-        if math.isinf(total_steps):
-            raise UserError(
-                "the learning rate needs an end to fall to; set trainer.max_epochs or "
-                "trainer.max_steps"
-            )
         optimizer = create_optimizer_v2(
             self.groups(model),
             opt=self.name,
@@ -98,7 +104,7 @@ class Optim:
             **{"fused": True} if fused and self._has_fused(model) else {},
             **self.options,
         )
-        return optimizer, self.schedule.attach(optimizer, int(total_steps))
+        return optimizer, self.schedule.attach(optimizer, total_steps, elapsed)
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Parameter groups of `model`: every trained parameter once, with its `lr` and decay.
@@ -150,10 +156,10 @@ def _ends(model: nn.Module) -> set[str]:
 def _check_name(name: str) -> None:
     if name not in list_optimizers():
         near = get_close_matches(name, list_optimizers()) or ["adamw", "muon"]
-        raise UserError(f"optim.name={name} is no optimizer of timm; use {' or '.join(near)}")
+        raise UserError(f"optim.name={name} does not exist in timm; use {' or '.join(near)}")
     info = get_optimizer_info(name)
     if info.second_order:
-        raise UserError(f"optim.name={name} needs second derivatives, kept nowhere; use adamw")
+        raise UserError(f"optim.name={name} needs second derivatives, not supported; use adamw")
     if isinstance(info.opt_class, str):  # of a package that timm imports on demand
         package = info.opt_class.partition(".")[0]
         if find_spec(package) is None or not torch.cuda.is_available():

@@ -1,39 +1,37 @@
-"""What a person sees of a run while it goes on."""
+"""What a run shows and logs of its progress: losses, speed, time and memory."""
 
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from pytorch_lightning import LightningModule, Trainer
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import TQDMProgressBar
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-FORMS = {  # of every metric that is shown
-    "train/loss": "{:.4f}",
-    "train/epoch_loss": "{:.4f}",
-    "train/acc": "{:.2%}",
-    "val/loss": "{:.4f}",
-    "val/acc": "{:.2%}",
-    "train/images_per_second": "{:,.0f}",
-}
-IN_LINES = {
-    "train/epoch_loss": "loss",
-    "train/acc": "train accuracy",
-    "val/loss": "val loss",
-    "val/acc": "val accuracy",
-    "train/images_per_second": "images/s",
+IN_LINES = {  # label and format of a metric
+    "train/epoch_loss": ("loss", ".4f"),
+    "train/acc": ("train accuracy", ".2%"),
+    "val/loss": ("val loss", ".4f"),
+    "val/acc": ("val accuracy", ".2%"),
+    "train/images_per_second": ("images/s", ",.0f"),
 }
 BESIDE_THE_BAR = {  # within 80 columns
-    "train/loss": "loss",
-    "val/acc": "acc",
-    "train/images_per_second": "images/s",
+    "train/loss": ("loss", ".4f"),
+    "val/acc": ("acc", ".2%"),
+    "train/images_per_second": ("images/s", ",.0f"),
 }
-SECONDS = 0.5  # between two readings for the bar
+BAR_SECONDS = 0.5  # between two readings of the metrics
+MIB = 2**20
+PROCESS_STATUS = Path("/proc/self/status")
 
 
 class Progress(TQDMProgressBar):
-    """A live bar on a terminal, and on terminals and in files alike one line an epoch.
+    """A live bar on a terminal, and one line an epoch on terminals and in files.
 
-    It reads the metrics itself, now and then: those logged with `prog_bar=True` Lightning reads
+    It reads the metrics itself, now and then: Lightning reads those logged with `prog_bar=True`
     after every batch, bar or no bar, and each reading waits for the GPU.
     """
 
@@ -46,8 +44,8 @@ class Progress(TQDMProgressBar):
         self._validated = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, str]:
-        if time.monotonic() - self._read > SECONDS:
-            self._metrics = _shown(trainer, BESIDE_THE_BAR)
+        if time.monotonic() - self._read > BAR_SECONDS:
+            self._metrics = _formatted(trainer, BESIDE_THE_BAR)
             self._read = time.monotonic()
         return self._metrics
 
@@ -63,23 +61,133 @@ class Progress(TQDMProgressBar):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         old = () if self._validated else ("val/loss", "val/acc")
-        names = {metric: name for metric, name in IN_LINES.items() if metric not in old}
-        shown = _shown(trainer, names)  # in every process: they gather an epoch's mean together
+        current = {metric: how for metric, how in IN_LINES.items() if metric not in old}
+        shown = _formatted(trainer, current)  # in every process: epoch means are gathered
         if trainer.is_global_zero:
-            values = ", ".join(f"{name} {value}" for name, value in shown.items())
+            values = ", ".join(f"{label} {value}" for label, value in shown.items())
             self.train_progress_bar.write(f"{_epoch(trainer)}: {values}")
             sys.stdout.flush()
 
 
-def _shown(trainer: Trainer, names: Mapping[str, str]) -> dict[str, str]:
-    metrics = trainer.callback_metrics
+class Throughput(Callback):
+    """Logs `train/images_per_second` of all processes and `train/seconds` of training.
+
+    Images/s every `log_every_n_steps`; cumulative seconds with each validation and epoch, restored
+    on resume. Validation and saving count in neither, nor in images/s the first batch after each
+    such pause (workers start, graphs compile). Lightning's ThroughputMonitor waits for the GPU
+    after every batch; this clock does so only when it is read.
+    """
+
+    def __init__(self):
+        self._images = 0
+        self._seconds = 0.0  # of those images
+        self._since: float | None = None  # None while paused
+        self._step = 0
+        self._trained = 0.0
+        self._begun: float | None = None  # None between epochs and from validation to a batch
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause(trainer)
+        self._begun = _now(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._begun is None:
+            self._begun = _now(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._since is None:
+            self._since = _now(trainer)
+            return
+        self._images += len(batch[0])
+        every, step = trainer.log_every_n_steps, trainer.global_step
+        if every and step % every == 0 and step != self._step:
+            self._pause(trainer)
+            rate = self._images * trainer.world_size / self._seconds
+            pl_module.log("train/images_per_second", torch.tensor(rate))  # on the CPU: no waiting
+            self._images, self._seconds, self._since, self._step = 0, 0.0, _now(trainer), step
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause(trainer)
+        self._stop(trainer)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            pl_module.log("train/seconds", self._trained, sync_dist=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop(trainer)
+        pl_module.log("train/seconds", self._trained, sync_dist=True)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException):  # a checkpoint follows
+            self._stop(trainer)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self._trained}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._trained = state_dict["seconds"]
+
+    def _pause(self, trainer: Trainer) -> None:
+        if self._since is not None:
+            self._seconds += _now(trainer) - self._since
+            self._since = None
+
+    def _stop(self, trainer: Trainer) -> None:
+        if self._begun is not None:
+            self._trained += _now(trainer) - self._begun
+            self._begun = None
+
+
+class PeakMemory(Callback):
+    """Logs `train/peak_mib` with the metrics of an epoch: MiB of the process that took most.
+
+    On CUDA what torch had allocated at most since training began; elsewhere the whole process, with
+    libraries and images, since its start. Nothing is logged where the system does not count it.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (peak := peak_mib(pl_module.device)) is not None:
+            pl_module.log("train/peak_mib", peak, sync_dist=True, reduce_fx="max")
+
+
+def peak_mib(device: torch.device) -> float | None:
+    """See `PeakMemory`; None where it is not counted, as in some Linux sandboxes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MIB
+    if not PROCESS_STATUS.exists():
+        return None
+    lines = PROCESS_STATUS.read_text(encoding="utf-8").splitlines()
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+    return None if kib is None else kib / 1024
+
+
+def _formatted(trainer: Trainer, metrics: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    found = trainer.callback_metrics
     return {
-        name: FORMS[metric].format(metrics[metric].item())
-        for metric, name in names.items()
-        if metric in metrics
+        label: format(found[metric].item(), form)
+        for metric, (label, form) in metrics.items()
+        if metric in found
     }
 
 
 def _epoch(trainer: Trainer) -> str:
     of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
     return f"epoch {trainer.current_epoch + 1}{of}"
+
+
+def _now(trainer: Trainer) -> float:
+    device = trainer.strategy.root_device
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()

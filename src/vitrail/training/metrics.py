@@ -1,4 +1,4 @@
-"""Accuracy and loss over exactly the images there are."""
+"""Accuracy and loss over exactly the images there are: in evaluation, and within an epoch."""
 
 from typing import Any
 
@@ -12,13 +12,12 @@ SUM = torch.float32 if torch.backends.mps.is_available() else torch.float64
 TOP = 5
 
 
-class Tally(Metric):
-    """Counts that add up over batches and processes of any size, so nothing is a mean of means.
+class ClassificationMetrics(Metric):
+    """Counts that add up over batches and processes of any size; nothing is a mean of means.
 
-    torchmetrics keeps and gathers the states, once, in `compute`. Its own accuracies are not used:
-    its confusion matrix calls `bincount`, which waits for the GPU at every batch and, in
-    deterministic mode, takes batch x classes² numbers; its MeanMetric drops the weights when told
-    not to look for NaN.
+    torchmetrics gathers the states, once, in `compute`. Its own confusion matrix is not used: it
+    calls `bincount`, which waits for the GPU at every batch and, in deterministic mode, takes
+    batch x classes² numbers.
     """
 
     full_state_update = False
@@ -51,3 +50,20 @@ class Tally(Metric):
             "count": count,
             "confusion": confusion,
         }
+
+
+class RunningMeans:
+    """Means over the images of several batches; reads no value, so that no GPU is waited for."""
+
+    def __init__(self):
+        self._sums: dict[str, tuple[Tensor, int]] = {}
+
+    def add(self, name: str, mean: Tensor, images: int) -> None:
+        """Add a batch of `images` images with this mean, a scalar without gradient."""
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = total + mean * images, count + images
+
+    def take(self) -> dict[str, tuple[Tensor, int]]:
+        """The mean and the number of images by name since the last call."""
+        sums, self._sums = self._sums, {}
+        return {name: (total / count, count) for name, (total, count) in sums.items()}
