@@ -34,9 +34,11 @@ def test_very_negative_scores_give_the_same_weights_as_others(backend, masked):
     mask = Mask(allowed=torch.rand(2, 3, 15, 15) > 0.5) if masked else None
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * 8**-0.5
     assert scores.logsumexp(-1).max() < -100
+    # Each of the 8 products that a score of -141 is summed from is rounded, in whatever order a
+    # kernel adds them, and a weight changes by as much as its score and the largest one together.
+    rounding = 2 * 8 * 141 * torch.finfo(torch.float32).eps  # 2.7e-4
     for ours, theirs in zip(*with_gradients(backend, q, k, v, mask=mask), strict=True):
-        # A score of -141 is itself rounded by 1e-5, which no way of writing the formula undoes.
-        assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
+        assert (ours - theirs).norm() <= rounding * theirs.norm()
 
 
 @each_backend

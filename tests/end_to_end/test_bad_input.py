@@ -9,7 +9,7 @@ from vitrail.errors import UserError
 
 CLASHES = {
     "backend=sdpa_flsh": "backend=sdpa_flsh does not exist; did you mean sdpa_flash?",
-    "data=synthetic data.image_size=100 model.patch_size=16": "100 is no multiple of 16; use 96 or",
+    "data=synthetic data.image_size=100 model.patch_size=16": "100 is not a multiple of 16; use 96",
     "model.dim=100 model.heads=3": "dim=100 does not split over heads=3; use 2, 4 or 5 heads",
     "model.num_classes=3": "model.num_classes=3 is less than the 10 classes in Digits",
     "backend=sdpa_flash model.attention_dropout=0.1": "backend=sdpa_flash cannot drop attention",
@@ -37,7 +37,7 @@ CLASHES = {
     "compile=auto trainer.devices=2": "compile=auto measures on one device; trainer.devices=2",
     "position=rope position.temperature=0": "position.temperature=0 spaces no wavelengths",
     "model.attention_dropout=-0.1": "dropout must be in [0, 1), got -0.1",
-    "model.registers=-1": "registers=-1 is no number of tokens",
+    "model.registers=-1": "registers must be >= 0, got -1",
 }
 WITHOUT_OUR_MODEL = {
     "model=timm data=synthetic data.resize=native data.cache=false": "use a vit model",
@@ -114,7 +114,7 @@ def test_evaluation_refuses_what_the_checkpoint_decides_and_what_it_cannot_use(r
         "model.dim=8": "unknown key model; the config has backend, batch_size, ckpt_path,",
         "data.root=empty": "data.root=empty has no use, because the data of this checkpoint",
         "split=dev": "split=dev is not in this dataset; it has train, test, val",
-        "image_size=7": "7 is no multiple of 2; use 6 or 8",
+        "image_size=7": "7 is not a multiple of 2; use 6 or 8",
         "precision=16-mixed": "precision=16-mixed computes in fp16",
         "backend=flex2": "backend=flex2 does not exist",
     }.items():

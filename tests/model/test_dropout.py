@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.model.dropout import Dropout, drop
+from vitrail.model.layers import Dropout, drop
 
 MANY = 200_000
 

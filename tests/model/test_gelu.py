@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitrail.model.gelu import Gelu
+from vitrail.model.layers import Gelu
 
 
 @pytest.mark.parametrize("compiler", [None, "aot_eager", "inductor"])

@@ -3,10 +3,15 @@
 import pytest
 import torch
 
-from vitrail.model.conv_stem import ConvStem
-from vitrail.model.patch import PatchEmbed
-from vitrail.model.pool_stem import PoolStem, haar_patches, whitening_filters
-from vitrail.model.stems import STEMS
+from vitrail.model.stems import (
+    SPREADS_STD,
+    STEMS,
+    ConvStem,
+    PatchEmbed,
+    PoolStem,
+    haar_patches,
+    whitening_filters,
+)
 
 from .small import small_vit
 
@@ -68,10 +73,22 @@ def test_the_filters_of_the_pooling_stem_decorrelate_smooth_images():
     colours = torch.randn(8, 1, 64, 64) + 0.3 * torch.randn(8, 3, 64, 64)  # brightness above all
     images = torch.nn.functional.avg_pool2d(colours, 5, stride=1)
     before = torch.corrcoef(patches(images).T)
-    found = torch.nn.functional.conv2d(images, whitening_filters()).movedim(1, 0).flatten(1)
+    found = (
+        torch.nn.functional.conv2d(images, whitening_filters(SPREADS_STD)).movedim(1, 0).flatten(1)
+    )
     apart = ~torch.eye(12, dtype=torch.bool)
     assert before[apart].abs().mean() > 0.7
     assert torch.corrcoef(found)[apart].abs().mean() < 0.05
+
+
+def test_the_pooling_stem_finds_the_same_however_images_are_normalised():
+    pixels = torch.rand(2, 3, 8, 12) - 0.4
+    found = []
+    for std in (SPREADS_STD, (0.5, 0.1, 0.25)):
+        torch.manual_seed(0)
+        stem = PoolStem((2, 2), 24, pixel_std=std)
+        found.append(stem(pixels / torch.tensor(std).view(3, 1, 1)))
+    torch.testing.assert_close(*found)
 
 
 def patches(images):

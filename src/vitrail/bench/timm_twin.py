@@ -15,9 +15,7 @@ from vitrail.attention.positions.none import NoPosition
 from vitrail.attention.positions.sincos import SinCos
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.model.conv_stem import ConvStem
-from vitrail.model.patch import PatchEmbed, pair, patch_grid
-from vitrail.model.pool_stem import PoolStem
+from vitrail.model.stems import ConvStem, PatchEmbed, PoolStem, pair, patch_grid
 
 
 def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
@@ -59,6 +57,8 @@ def twin(network: ViT, config: Mapping[str, Any]) -> VisionTransformer:
         weights |= {"pos_embed": position.embed(tokens, None, network.grid)}
         model.pos_embed.requires_grad_(False)
     model.load_state_dict(weights, strict=True)
+    if stem is PoolStem:  # which no state dict holds
+        model.patch_embed.filters = network.patch_embed.filters
     model.set_grad_checkpointing(config["grad_checkpointing"])
     return model
 

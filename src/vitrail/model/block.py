@@ -6,8 +6,7 @@ from timm.layers import DropPath, LayerScale, Mlp, SwiGLU
 from torch import Tensor, nn
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d
-from vitrail.model.dropout import Dropout
-from vitrail.model.gelu import Gelu
+from vitrail.model.layers import Dropout, Gelu
 
 MLPS = {"mlp": partial(Mlp, act_layer=Gelu), "swiglu": SwiGLU}
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitrail.attention import Grid, Mask, attend, backends
 from vitrail.attention.backends.reference import attention_weights
-from vitrail.model.gelu import Gelu
+from vitrail.model.layers import Gelu
 
 
 class TokenPool(nn.Module):

@@ -6,7 +6,7 @@ import timm
 from torch import nn
 
 from vitrail.errors import UserError
-from vitrail.model.patch import pair, patch_grid
+from vitrail.model.stems import pair, patch_grid
 
 
 def create(

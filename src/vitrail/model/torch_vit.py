@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.attention.attention import head_width
-from vitrail.model.patch import PatchEmbed, pair, patch_grid
+from vitrail.model.stems import PatchEmbed, pair, patch_grid
 
 
 class TorchViT(nn.Module):

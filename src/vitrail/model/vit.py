@@ -16,11 +16,10 @@ from vitrail.attention.positions.learned import Learned
 from vitrail.attention.selection.requests import attention_layers
 from vitrail.errors import UserError
 from vitrail.model.block import MLPS, Block
-from vitrail.model.dropout import Dropout
-from vitrail.model.patch import pair, patch_grid
+from vitrail.model.layers import Dropout
 from vitrail.model.pool import AttentionPool, AveragePool, TokenPool
 from vitrail.model.pretrained import load_pretrained
-from vitrail.model.stems import STEMS
+from vitrail.model.stems import STEMS, pair, patch_grid
 
 # torch compiles the same code 8 times at most, and each kind for training and for evaluation.
 KINDS = 3
@@ -29,15 +28,39 @@ KINDS = 3
 class ViT(nn.Module):
     """stem -> position -> blocks -> norm -> pool -> head; (B, 3, H, W) -> (B, num_classes).
 
-    image_size, patch_size: pixels, one number or (height, width). registers: extra learned tokens
-    (Darcet et al. 2023). pattern: who sees whom, one for all blocks, or a plan of several that is
-    repeated until each block has one. pool: `token` (the class token), `avg` (real tokens) or `map`
-    (a learned query). scale: see `MultiHeadAttention2d`. layer_scale and drop_path: see `Block`;
-    drop_path grows linearly with depth up to the value given. stem: `patch`, `conv` or `pool`, see
-    their classes. pretrained: a timm model's name or a file of weights to begin from, see
-    `load_pretrained`. The state dict loads strictly into timm's `VisionTransformer` of the same
-    shape, and the reverse. Raises UserError for sizes that do not divide and for parts that do not
-    fit together.
+    The state dict loads strictly into timm's `VisionTransformer` of the same shape, and the
+    reverse.
+
+    Args:
+        image_size: pixels, one number or (height, width).
+        patch_size: pixels, one number or (height, width).
+        dim: width of a token.
+        depth: number of blocks.
+        heads: attention heads of a block; must divide `dim`.
+        num_classes: width of the head.
+        pattern: who sees whom, one for all blocks, or a plan of several that is repeated until
+            each block has one.
+        position: how a token is told where it sits.
+        backend: the attention kernel of every layer.
+        stem: `patch`, `conv` or `pool`, see their classes in `stems`.
+        pixel_std: what images were divided by, see `whitening_filters`; None for CIFAR-10's.
+        class_token: whether there is one.
+        registers: number of extra learned tokens (Darcet et al. 2023).
+        pool: `token` (the class token), `avg` (real tokens) or `map` (a learned query).
+        mlp: `mlp` or `swiglu`.
+        mlp_ratio: hidden width of an MLP, as a multiple of `dim`.
+        qkv_bias: whether the projections to q, k and v have a bias.
+        qk_norm: whether q and k are normalised.
+        layer_scale: see `Block`.
+        scale: see `MultiHeadAttention2d`.
+        dropout: share of features dropped in training.
+        attention_dropout: share of attention weights dropped in training.
+        drop_path: see `Block`; grows linearly with depth up to this value.
+        grad_checkpointing: compute activations again in backward, to save memory.
+        pretrained: a timm model's name or a file of weights, see `load_pretrained`.
+
+    Raises:
+        UserError: sizes that do not divide, or parts that do not fit together.
     """
 
     def __init__(
@@ -53,6 +76,7 @@ class ViT(nn.Module):
         position: Position = Learned(),  # noqa: B008 (frozen)
         backend: str = "sdpa",
         stem: str = "patch",
+        pixel_std: Sequence[float] | None = None,
         class_token: bool = True,
         registers: int = 0,
         pool: str = "token",
@@ -73,7 +97,7 @@ class ViT(nn.Module):
         _check_choice("mlp", mlp, MLPS)
         _check_choice("pool", pool, ("token", "avg", "map"))
         if registers < 0:
-            raise UserError(f"registers={registers} is no number of tokens; use 0 or more")
+            raise UserError(f"registers must be >= 0, got {registers}")
         if pool == "token" and not class_token:
             raise UserError(
                 "pool=token reads the class token and class_token=false; use pool=avg or pool=map"
@@ -82,7 +106,8 @@ class ViT(nn.Module):
         self.grid = patch_grid(
             pair(image_size), pair(patch_size), prefix=int(class_token) + registers
         )
-        self.patch_embed = STEMS[stem](pair(patch_size), dim)
+        known = {"pixel_std": pixel_std} if stem == "pool" and pixel_std is not None else {}
+        self.patch_embed = STEMS[stem](pair(patch_size), dim, **known)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, registers, dim)) if registers else None
         self.position = position.for_grid(self.grid)

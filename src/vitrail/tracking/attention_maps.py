@@ -15,7 +15,7 @@ from vitrail.attention import Grid
 from vitrail.attention.maps import attention_maps, rollout
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.model.patch import patch_grid
+from vitrail.model.stems import patch_grid
 from vitrail.model.vit import valid_patches
 from vitrail.tracking.atomic import replacing
 from vitrail.tracking.loggers import Loggers

@@ -83,10 +83,41 @@ def test_all_patterns_are_drawn_side_by_side(tmp_path, capsys):
     assert counts[SEEN] > counts[QUERY] > 0
 
 
+OWN = """
+from dataclasses import dataclass
+from vitrail.attention.patterns import Pattern
+
+@dataclass(frozen=True)
+class Diagonal(Pattern):
+    step: int = 1
+
+    def sees(self, query, key, grid):
+        if self.step == 0:
+            raise ValueError("a mistake of its own")
+        return (query[0] - query[1] - key[0] + key[1]) % self.step == 0
+
+class Nothing:
+    pass
+"""
+
+
+def test_a_pattern_elsewhere_is_named_by_its_dotted_path(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_patterns.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = ["--out", str(tmp_path / "seen.png")]
+    main(["own_patterns.Diagonal", *MAP.split(), "--step", "54", *out])
+    assert capsys.readouterr().out.startswith("Diagonal(step=54): (2, 4) sees 6 of 54 tokens")
+    with pytest.raises(ValueError, match="a mistake of its own"):  # with its traceback
+        main(["own_patterns.Diagonal", *MAP.split(), "--step", "0", *out])
+    with pytest.raises(SystemExit):
+        main(["own_patterns.Nothing", *MAP.split(), *out])
+    assert "own_patterns.Nothing must hold one subclass of Pattern" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (f"windw {MAP}", "invalid choice: 'windw'"),
+        (f"windw {MAP}", "pattern windw does not exist; use axial, full,"),
         ("window --grid 6 9 --query 6 1", "query 6 1 is not on the map; use row 0 to 5"),
         ("window --grid 6 9 --query 1 -1", "query 1 -1 is not on the map"),
         ("window --grid 0 9 --query 0 0", "Grid(rows=0, cols=9, prefix=0) is empty"),

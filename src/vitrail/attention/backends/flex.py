@@ -74,8 +74,8 @@ class Flex(Backend):
         if traced and q.device.type == "cpu":
             # torch 2.14 cannot build this kernel on values that the graph around it computes.
             tensors = {"valid": mask.valid, "allowed": mask.allowed}
-            mask = replace(mask, **{n: _settled(t) for n, t in tensors.items() if t is not None})
-            bias = None if bias is None else _settled(bias)
+            mask = replace(mask, **{n: _in_memory(t) for n, t in tensors.items() if t is not None})
+            bias = None if bias is None else _in_memory(bias)
         with without_autocast(q.device.type):
             return kernel(
                 q,
@@ -198,13 +198,13 @@ def _kernel(device: str) -> Callable[..., Tensor]:
     return torch.compile(flex_attention, fullgraph=True, dynamic=False if device == "cpu" else None)
 
 
-@torch.library.custom_op("vitrail::settled", mutates_args=())
-def _settled(tensor: Tensor) -> Tensor:
+@torch.library.custom_op("vitrail::in_memory", mutates_args=())
+def _in_memory(tensor: Tensor) -> Tensor:
     """The same values, in memory by now: a compiler does not look inside this."""
     return tensor.clone()
 
 
-@_settled.register_fake
+@_in_memory.register_fake
 def _(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor)
 

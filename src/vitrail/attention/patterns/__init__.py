@@ -217,20 +217,25 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Pattern]:
-    """The pattern that a file of this folder holds."""
-    module = importlib.import_module(f"{__name__}.{name}")
-    (pattern,) = (
-        member
-        for key, member in vars(module).items()
-        if isinstance(member, type)
-        and issubclass(member, Pattern)
-        and member.__module__ == module.__name__
-        and not key.startswith("_")
-    )
-    return pattern
+    """The pattern that a file of this folder holds, or the class that a dotted path names.
+
+    Raises UserError for a name without a pattern. What goes wrong in a file keeps its traceback.
+    """
+    if "." in name:
+        home, _, wanted = name.rpartition(".")
+        found = [getattr(importlib.import_module(home), wanted, None)]
+    else:
+        home = f"{__name__}.{name}"
+        module = importlib.import_module(home)
+        public = [member for key, member in vars(module).items() if not key.startswith("_")]
+        found = [member for member in public if getattr(member, "__module__", "") == home]
+    found = [one for one in found if isinstance(one, type) and issubclass(one, Pattern)]
+    if len(found) != 1:
+        raise UserError(f"{name} must hold one subclass of Pattern, found {len(found)}")
+    return found[0]
 
 
-def settled(grid: Grid) -> Grid:
+def with_plain_sizes(grid: Grid) -> Grid:
     """The same grid with its sizes as plain numbers, of which a compiled graph knows one each.
 
     Were they open, torch.compile would reason for half a minute a layer about how groups fit.

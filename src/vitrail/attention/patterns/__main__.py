@@ -1,15 +1,16 @@
 """A picture of who is seen: `python -m vitrail.attention.patterns window --grid 6 9 --query 2 4`.
 
-Bad input ends with one line on stderr and exit code 1.
+PATTERN is a file of this folder, the dotted path of a class elsewhere, or `all` for examples of
+every one; its fields are options, such as `--size 3 2`. Bad input ends with one line on stderr and
+exit code 1.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields, is_dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import NoReturn, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -33,63 +34,58 @@ class OneLine(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw what the arguments say (the process's own unless given) and print how many are seen."""
-    parser = command()
-    given = vars(parser.parse_args(arguments))
-    name, query, path = given.pop("pattern"), given.pop("query"), given.pop("out")
-    path = path or Path(f"{name}.png")
+    parser = OneLine(description=__doc__, allow_abbrev=False)
+    parser.add_argument("pattern", metavar="PATTERN", help=", ".join([*patterns.names(), EVERY]))
+    parser.add_argument("--grid", type=int, nargs=2, required=True, metavar=("ROWS", "COLS"))
+    parser.add_argument("--query", type=int, nargs=2, required=True, metavar=("ROW", "COL"))
+    parser.add_argument("--prefix", type=int, default=0, help="tokens without a place on the map")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="PATTERN.png unless given")
+    given, options = parser.parse_known_args(arguments)
+    path = given.out or Path(f"{given.pattern}.png")
     try:
-        grid = Grid(*given.pop("grid"), given.pop("prefix"))
-        shown = {str(pattern): seen(pattern, query, grid) for pattern in chosen(name, given)}
-        draw(path, shown, query, grid)
-    except ValueError as error:
+        grid = Grid(*given.grid, given.prefix)
+        chosen = [read(given.pattern, options)] if given.pattern != EVERY else examples()
+        shown = {str(pattern): seen(pattern, given.query, grid) for pattern in chosen}
+        draw(path, shown, given.query, grid)
+    except UserError as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"{path}: {error.strerror}")
     for pattern, tokens in shown.items():
-        print(f"{pattern}: {tuple(query)} sees {tokens.sum()} of {len(tokens)} tokens")
+        print(f"{pattern}: {tuple(given.query)} sees {tokens.sum()} of {len(tokens)} tokens")
     print(path)
 
 
-def command() -> OneLine:
-    """The arguments: a word for each file of this folder, with its pattern's fields as options."""
-    parser = OneLine(prog="python -m vitrail.attention.patterns", description=__doc__)
-    words = parser.add_subparsers(dest="pattern", metavar="PATTERN", required=True)
-    for name in patterns.names():
-        pattern = patterns.load(name)
-        word = words.add_parser(name, help=sys.modules[pattern.__module__].__doc__)
-        types = get_type_hints(pattern)
-        for field in fields(pattern):
-            word.add_argument(f"--{field.name}", **_option(field, types[field.name]))
-    words.add_parser(EVERY, help="Examples of every pattern, side by side.")
-    for word in words.choices.values():
-        word.add_argument("--grid", type=int, nargs=2, required=True, metavar=("ROWS", "COLS"))
-        word.add_argument("--query", type=int, nargs=2, required=True, metavar=("ROW", "COL"))
-        word.add_argument("--prefix", type=int, default=0, help="tokens without a place on the map")
-        word.add_argument("--out", type=Path, metavar="FILE.png", help="PATTERN.png unless given")
-    return parser
+def examples() -> list[Pattern]:
+    """Settings of every pattern of the folder that differ in kind."""
+    return [one for name in patterns.names() for one in patterns.load(name).examples()]
 
 
-def _option(field: Field, hint: Any) -> dict[str, Any]:
-    """A number or a word; one or two of them where a field also takes (rows, cols)."""
-    kind, *others = get_args(hint) or (hint,)
-    return {
-        "type": kind,
-        "nargs": "+" if any(get_origin(other) is tuple for other in others) else None,
-        "required": field.default is MISSING,
-        "default": argparse.SUPPRESS,
-        "help": f"{field.default} unless given",
-    }
-
-
-def chosen(name: str, options: dict[str, Any]) -> list[Pattern]:
-    """The pattern with these options, or the examples of every one."""
-    if name == EVERY:
-        return [pattern for each in patterns.names() for pattern in patterns.load(each).examples()]
-    single = {
-        key: value[0] if isinstance(value, list) and len(value) == 1 else value
-        for key, value in options.items()
-    }
-    return [patterns.load(name)(**single)]
+def read(name: str, options: Sequence[str]) -> Pattern:
+    """The pattern of that name, with the fields that the options set."""
+    if "." not in name and name not in patterns.names():
+        raise UserError(
+            f"pattern {name} does not exist; use {', '.join(patterns.names())}, {EVERY} or a "
+            "dotted path"
+        )
+    pattern = patterns.load(name)
+    parser, hints = OneLine(prog=name, allow_abbrev=False), get_type_hints(pattern)
+    for field in fields(pattern) if is_dataclass(pattern) else ():
+        kind, *others = get_args(hints[field.name]) or (hints[field.name],)
+        parser.add_argument(
+            f"--{field.name}",
+            type=kind,
+            nargs="+" if any(get_origin(other) is tuple for other in others) else None,
+            required=field.default is MISSING,
+            default=argparse.SUPPRESS,
+        )
+    values = vars(parser.parse_args(options)).items()
+    return pattern(
+        **{
+            key: value[0] if isinstance(value, list) and len(value) == 1 else value
+            for key, value in values
+        }
+    )
 
 
 def seen(pattern: Pattern, query: Sequence[int], grid: Grid) -> Tensor:

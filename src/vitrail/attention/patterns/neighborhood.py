@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Call, Coordinates, Pattern, Regrouped, by_axis, settled
+from vitrail.attention.patterns import (
+    Call,
+    Coordinates,
+    Pattern,
+    Regrouped,
+    by_axis,
+    with_plain_sizes,
+)
 
 TILE = 8  # queries along an axis that share their keys; 4 was slower, with kernels of 3 and of 7
 
@@ -86,7 +93,7 @@ class Neighborhood(Regrouped):
         return Pattern if whole else Regrouped
 
     def _axes(self, grid: Grid) -> tuple["_Axis", "_Axis"]:
-        grid = settled(grid)
+        grid = with_plain_sizes(grid)
         return (
             _Axis(grid.rows, self.kernel[0], self.dilation[0]),
             _Axis(grid.cols, self.kernel[1], self.dilation[1]),

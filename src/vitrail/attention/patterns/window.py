@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Coordinates, Regrouped, by_axis, settled
+from vitrail.attention.patterns import Coordinates, Regrouped, by_axis, with_plain_sizes
 from vitrail.errors import UserError
 
 
@@ -81,7 +81,7 @@ class Window(Regrouped):
         return any(cut.before or cut.after for cut in self._cuts(grid))
 
     def _cuts(self, grid: Grid) -> tuple["_Cut", "_Cut"]:
-        grid = settled(grid)
+        grid = with_plain_sizes(grid)
         (rows, cols), (down, right) = self.size, self.shift
         return (
             _Cut(grid.rows, rows, down) if rows < grid.rows else _Cut(grid.rows, grid.rows, 0),
