@@ -1,4 +1,4 @@
-"""Small parts to train with: a recipe, batches, a network, a trainer that writes under tmp_path."""
+"""Small parts to train with: an Optim, batches, a network, a trainer that writes under tmp_path."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from vitrail.training.schedule import WarmupCosine
 
 
 @pytest.fixture
-def recipe():
-    """recipe(name=…, …) -> Optim; what is not given stays at plain AdamW."""
+def optim():
+    """optim(name=…, …) -> Optim; what is not given stays at plain AdamW."""
 
     def build(**given) -> Optim:
         values = {"name": "adamw", "lr": 0.1, "weight_decay": 0.1, "layer_decay": None}
@@ -36,12 +36,12 @@ class Plain(nn.Module):
 
 
 @pytest.fixture
-def classify(recipe):
+def classify(optim):
     """classify(classes, network=…, …) -> Classifier."""
 
     def build(classes: int, network: nn.Module | None = None, **given) -> Classifier:
         torch.manual_seed(0)
-        values = {"optim": recipe(), "label_smoothing": 0.0, "mixup": None, "cutmix": None}
+        values = {"optim": optim(), "label_smoothing": 0.0, "mixup": None, "cutmix": None}
         names = [f"class {index}" for index in range(classes)]
         return Classifier(network or Plain(classes), classes=names, **values | given)
 

@@ -38,47 +38,28 @@ def fixed_logits(labels, right: int):
 
 
 @pytest.mark.parametrize("sizes", [[4, 4, 2], 1, 3, 10])
-def test_validation_is_over_images_and_not_over_batches(sizes, classify, trainer):
+def test_an_evaluation_is_over_images_and_not_over_batches(sizes, classify, trainer):
     labels = torch.arange(10) % 3
     network, images = fixed_logits(labels, right=8)
-    batches = [
-        (image, label, None)
-        for image, label in zip(images.split(sizes), labels.split(sizes), strict=True)
-    ]
+    pairs = zip(images.split(sizes), labels.split(sizes), strict=True)
+    data = DataLoader([(image, label, None) for image, label in pairs], batch_size=None)
     model = classify(3, network, label_smoothing=0.3, mixup=0.5)
-    results = trainer().validate(model, DataLoader(batches, batch_size=None), verbose=False)
-    report = model.report("val")
-    plain = F.cross_entropy(network(images).double(), labels).item()
-    assert report["acc"] == 0.8
-    assert report["count"] == 10
-    assert report["loss"] == pytest.approx(plain, rel=1e-6)
-    assert results[0] == {
-        "val/acc": pytest.approx(0.8),
-        "val/loss": pytest.approx(plain, rel=1e-6),
-    }
+    plain = pytest.approx(F.cross_entropy(network(images).double(), labels).item(), rel=1e-6)
+    for split, evaluate in (("val", trainer().validate), ("test", trainer().test)):
+        logged = evaluate(model, data, verbose=False)[0]
+        assert logged == {f"{split}/acc": pytest.approx(0.8), f"{split}/loss": plain}
+        report = model.report(split)
+        assert report.pop("confusion").tolist() == [[3, 1, 0], [0, 3, 0], [1, 0, 2]]
+        assert report == {"acc": 0.8, "loss": plain, "count": 10, "classes": model.classes}
 
 
-def test_a_report_has_a_row_for_each_class(classify, trainer):
-    labels = torch.tensor([0, 0, 0, 2])
-    network, images = fixed_logits(labels, right=2)
-    model = classify(3, network)
-    trainer().test(model, DataLoader([(images, labels, None)], batch_size=None), verbose=False)
-    assert model.report("test")["confusion"].tolist() == [[2, 1, 0], [0, 0, 0], [1, 0, 0]]
-    assert model.report("test")["per_class"] == [
-        {"class": "class 0", "count": 3, "correct": 2, "acc": 2 / 3},
-        {"class": "class 1", "count": 0, "correct": 0, "acc": None},
-        {"class": "class 2", "count": 1, "correct": 0, "acc": 0.0},
-    ]
-
-
-@pytest.mark.parametrize("classes, named", [(3, False), (5, False), (6, True)])
+@pytest.mark.parametrize("classes, named", [(5, False), (6, True)])
 def test_top_5_is_logged_where_there_are_more_classes_than_that(
     classes, named, classify, batched, trainer
 ):
     model = classify(classes)
     data = batched(12, 5, classes)
     assert ("val/acc_top5" in trainer().validate(model, data, verbose=False)[0]) is named
-    assert ("acc_top5" in model.report("val")) is named
 
 
 def test_seven_images_in_batches_of_4_and_3_and_of_1_train_under_mixup_and_cutmix(
@@ -99,19 +80,6 @@ def test_accuracy_in_training_is_logged_only_where_images_are_not_mixed(
     fitted = trainer(max_epochs=1)
     fitted.fit(classify(3, mixup=0.8 if mixed else None), batched(10, 4), batched(4, 4))
     assert ("train/acc" in fitted.callback_metrics) is not mixed
-
-
-def test_accuracy_in_training_is_over_images_too(classify, trainer):
-    labels = torch.arange(10) % 3
-    network, images = fixed_logits(labels, right=8)
-    network.requires_grad_(False)
-    network.free = nn.Parameter(torch.zeros(()))
-    network.register_forward_hook(lambda module, args, logits: logits + 0 * module.free)
-    batches = zip(images.split(4), labels.split(4), strict=True)
-    fitted = trainer(max_epochs=1)
-    data = DataLoader([(image, label, None) for image, label in batches], batch_size=None)
-    fitted.fit(classify(3, network), data, data)
-    assert fitted.callback_metrics["train/acc"].item() == pytest.approx(0.8)
 
 
 def test_losses_and_the_rate_of_each_step_are_logged(classify, batched, trainer):
@@ -217,9 +185,9 @@ def test_nothing_waits_for_the_device_between_two_loggings(classify, batched, tr
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "64-true"])
 def test_gradients_are_clipped_and_losses_summed_in_every_precision(
-    precision, classify, batched, trainer, recipe
+    precision, classify, batched, trainer, optim
 ):
-    optim = recipe(name="momentum", lr=1.0, weight_decay=0.0, options={"momentum": 0.0})
+    optim = optim(name="momentum", lr=1.0, weight_decay=0.0, options={"momentum": 0.0})
     model = classify(3, optim=optim)
     fitted = trainer(max_steps=1, max_epochs=1, gradient_clip_val=0.01, precision=precision)
     before = [parameter.clone() for parameter in model.parameters()]
@@ -276,12 +244,12 @@ def vit() -> ViT:
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiling_changes_neither_names_nor_numbers(
-    backend, classify, batched, trainer, recipe, caplog
+    backend, classify, batched, trainer, optim, caplog
 ):
     caplog.set_level(logging.ERROR)
     data, states, reports = batched(12, 4, shape=(3, 8, 8)), [], []
     # Not AdamW: the bias of the keys has no gradient, and it would make whole steps of rounding.
-    optim = recipe(name="momentum", options={"momentum": 0.9})
+    optim = optim(name="momentum", options={"momentum": 0.9})
     for compiled in (True, False):
         network = vit()
         if compiled:

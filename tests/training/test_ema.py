@@ -192,7 +192,7 @@ def test_a_decay_that_averages_nothing_is_refused(decay):
         EMA(decay)
 
 
-def test_a_short_training_is_averaged_to_what_it_learned(trainer, classify, recipe):
+def test_a_short_training_is_averaged_to_what_it_learned(trainer, classify, optim):
     digits = load_digits()
     images = torch.from_numpy(digits.images).float()[:, None].expand(-1, 3, -1, -1) / 8 - 1
     labels = torch.from_numpy(digits.target).long()
@@ -205,7 +205,7 @@ def test_a_short_training_is_averaged_to_what_it_learned(trainer, classify, reci
     model = classify(
         10,
         network,
-        optim=recipe(lr=3e-3, weight_decay=0.05, schedule=WarmupCosine(warmup=0.1, final=0.0)),
+        optim=optim(lr=3e-3, weight_decay=0.05, schedule=WarmupCosine(warmup=0.1, final=0.0)),
     )
     fitted = trainer(max_epochs=12, callbacks=[EMA(0.999)], limit_val_batches=0)
     fitted.fit(model, train, held)

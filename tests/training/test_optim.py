@@ -50,9 +50,9 @@ def decayed(optimizer, model) -> set[str]:
 
 @pytest.mark.parametrize("make", [vit, timm_vit, swin])
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
-def test_weight_decay_is_for_matrices_and_kernels_alone(make, layer_decay, recipe):
+def test_weight_decay_is_for_matrices_and_kernels_alone(make, layer_decay, optim):
     model = make()
-    optimizer, _ = recipe(layer_decay=layer_decay).build(model, 10)
+    optimizer, _ = optim(layer_decay=layer_decay).build(model, 10)
     tables = ("pos_embed", "cls_token", "reg_token", "relative_position_bias_table")
     assert decayed(optimizer, model) == {
         name
@@ -62,9 +62,9 @@ def test_weight_decay_is_for_matrices_and_kernels_alone(make, layer_decay, recip
 
 
 @pytest.mark.parametrize("position", [RopeMixed(), Learned()])
-def test_learned_positions_and_pooling_latents_are_not_decayed(position, recipe):
+def test_learned_positions_and_pooling_latents_are_not_decayed(position, optim):
     model = vit(position=position, pool="map")
-    found = decayed(recipe().build(model, 10)[0], model)
+    found = decayed(optim().build(model, 10)[0], model)
     assert not [name for name in found if "position" in name or "latent" in name or "pos_" in name]
 
 
@@ -88,10 +88,10 @@ def compiled_in_place(model: nn.Module) -> nn.Module:
 )
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
-def test_wrapping_a_model_changes_no_group(wrap, name, layer_decay, recipe):
+def test_wrapping_a_model_changes_no_group(wrap, name, layer_decay, optim):
     model = vit()
     wrapped = wrap(copy.deepcopy(model))
-    optim = recipe(name=name, layer_decay=layer_decay)
+    optim = optim(name=name, layer_decay=layer_decay)
 
     def groups(model):
         return [
@@ -102,10 +102,10 @@ def test_wrapping_a_model_changes_no_group(wrap, name, layer_decay, recipe):
     assert groups(wrapped) == groups(model)
 
 
-def test_a_step_without_gradients_scales_matrices_by_099_and_leaves_the_rest(recipe):
+def test_a_step_without_gradients_scales_matrices_by_099_and_leaves_the_rest(optim):
     model = vit()
     before = copy.deepcopy(model.state_dict())
-    optimizer, _ = recipe(lr=0.1, weight_decay=0.1).build(model, 10)
+    optimizer, _ = optim(lr=0.1, weight_decay=0.1).build(model, 10)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -115,9 +115,9 @@ def test_a_step_without_gradients_scales_matrices_by_099_and_leaves_the_rest(rec
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
 
 
-def test_layer_decay_scales_the_rate_itself_and_the_schedule_keeps_the_ratio(recipe):
+def test_layer_decay_scales_the_rate_itself_and_the_schedule_keeps_the_ratio(optim):
     model = vit()
-    optim = recipe(lr=0.8, layer_decay=0.5, schedule=WarmupCosine(warmup=0.0, final=0.0))
+    optim = optim(lr=0.8, layer_decay=0.5, schedule=WarmupCosine(warmup=0.0, final=0.0))
     optimizer, scheduler = optim.build(model, 2)
     expected = {
         "patch_embed.proj.weight": 0.1, "cls_token": 0.1, "pos_embed": 0.1,
@@ -132,14 +132,14 @@ def test_layer_decay_scales_the_rate_itself_and_the_schedule_keeps_the_ratio(rec
     assert halves == pytest.approx({name: rate / 2 for name, rate in rates.items()})
 
 
-def test_layer_decay_of_a_model_without_layers_is_refused(recipe):
+def test_layer_decay_of_a_model_without_layers_is_refused(optim):
     with pytest.raises(ValueError, match="needs a model that orders its layers"):
-        recipe(layer_decay=0.5).build(nn.Linear(2, 2), 10)
+        optim(layer_decay=0.5).build(nn.Linear(2, 2), 10)
 
 
 @pytest.mark.parametrize("make", [vit, timm_vit])
-def test_muon_turns_the_matrices_of_the_blocks_and_leaves_the_rest_to_adamw(make, recipe):
-    assert turned_by_muon(make(), recipe) == MATRICES
+def test_muon_turns_the_matrices_of_the_blocks_and_leaves_the_rest_to_adamw(make, optim):
+    assert turned_by_muon(make(), optim) == MATRICES
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_muon_turns_the_matrices_of_the_blocks_and_leaves_the_rest_to_adamw(make
         "pool": {f"stages.{stage}.{conv}.weight" for stage in (0, 1) for conv in (0, 4)},
     }.items(),
 )
-def test_muon_turns_the_convolutions_of_a_stem_that_read_no_pixels(stem, hidden, recipe):
-    turned = turned_by_muon(vit(stem=stem), recipe)
+def test_muon_turns_the_convolutions_of_a_stem_that_read_no_pixels(stem, hidden, optim):
+    turned = turned_by_muon(vit(stem=stem), optim)
     assert turned == MATRICES | {f"patch_embed.{name}" for name in hidden}
 
 
@@ -161,9 +161,9 @@ MATRICES = {
 }
 
 
-def turned_by_muon(model, recipe) -> set[str]:
+def turned_by_muon(model, optim) -> set[str]:
     """Names of the parameters whose steps are made orthogonal."""
-    optimizer, _ = recipe(name="muon").build(model, 10)
+    optimizer, _ = optim(name="muon").build(model, 10)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
@@ -174,28 +174,28 @@ def turned_by_muon(model, recipe) -> set[str]:
     }
 
 
-def test_frozen_parameters_are_left_out(recipe):
+def test_frozen_parameters_are_left_out(optim):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    held = [p for group in recipe().build(model, 10)[0].param_groups for p in group["params"]]
+    held = [p for group in optim().build(model, 10)[0].param_groups for p in group["params"]]
     assert {id(parameter) for parameter in held} == {id(p) for p in model[1].parameters()}
 
 
-def test_the_fused_step_is_taken_where_torch_has_one_and_nothing_forbids_it(recipe):
+def test_the_fused_step_is_taken_where_torch_has_one_and_nothing_forbids_it(optim):
     def fused(optim, **given):
         return optim.build(nn.Linear(2, 2), 10, **given)[0].param_groups[0].get("fused")
 
-    assert fused(recipe())
-    assert not fused(recipe(), fused=False)
-    assert not fused(recipe(options={"foreach": True}))
-    assert not fused(recipe(options={"fused": False}))
-    assert not fused(recipe(name="lion"))
+    assert fused(optim())
+    assert not fused(optim(), fused=False)
+    assert not fused(optim(options={"foreach": True}))
+    assert not fused(optim(options={"fused": False}))
+    assert not fused(optim(name="lion"))
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "nadamw", "lamb", "lion", "nmuon"])
-def test_any_optimizer_of_timm_takes_a_step(name, recipe):
+def test_any_optimizer_of_timm_takes_a_step(name, optim):
     model = nn.Linear(8, 8)
-    optimizer, _ = recipe(name=name, lr=0.01).build(model, 10)
+    optimizer, _ = optim(name=name, lr=0.01).build(model, 10)
     model(torch.randn(4, 8)).square().mean().backward()
     before = model.weight.clone()
     optimizer.step()
@@ -217,7 +217,7 @@ def test_any_optimizer_of_timm_takes_a_step(name, recipe):
         ({"layer_decay": 1.5}, r"optim\.layer_decay must be in \(0, 1\] or null, got 1.5"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_one_line_with_what_does(given, message, recipe):
+def test_what_does_not_exist_is_refused_in_one_line_with_what_does(given, message, optim):
     with pytest.raises(ValueError, match=message) as refusal:
-        recipe(**given)
+        optim(**given)
     assert "\n" not in str(refusal.value)

@@ -18,7 +18,7 @@ class Rates(Callback):
 
 
 @pytest.fixture
-def fit(classify, batched, trainer, recipe, tmp_path):
+def fit(classify, batched, trainer, optim, tmp_path):
     """fit(epochs, folder, …) -> rates and model after training to that epoch, of 4 in all.
 
     7 batches an epoch and 2 for a step: the last step of an epoch has one batch alone.
@@ -30,7 +30,7 @@ def fit(classify, batched, trainer, recipe, tmp_path):
                 trainer.should_stop = trainer.current_epoch + 1 == stop_after
 
         schedule = WarmupCosine(warmup=0.2, final=0.05)
-        model = classify(3, optim=recipe(name=name, lr=0.1, schedule=schedule))
+        model = classify(3, optim=optim(name=name, lr=0.1, schedule=schedule))
         rates = Rates()
         saving = ModelCheckpoint(tmp_path / folder, save_last=True, save_top_k=0)
         fitted = trainer(
@@ -71,9 +71,9 @@ def test_stopping_and_resuming_takes_the_same_steps_as_going_straight(fit, name,
 
 @pytest.mark.parametrize("given, steps", [({"max_steps": 5}, 5), ({"max_epochs": 3}, 9)])
 def test_the_schedule_ends_with_the_training_however_its_length_is_given(
-    given, steps, classify, batched, trainer, recipe
+    given, steps, classify, batched, trainer, optim
 ):
-    model = classify(3, optim=recipe(schedule=WarmupCosine(warmup=0.0, final=0.0)))
+    model = classify(3, optim=optim(schedule=WarmupCosine(warmup=0.0, final=0.0)))
     fitted = trainer(**given)
     fitted.fit(model, batched(12, 4), batched(4, 4))
     assert fitted.global_step == steps

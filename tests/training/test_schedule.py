@@ -80,13 +80,13 @@ class Rates(Callback):
 
 
 @pytest.fixture
-def fit(clock, classify, batched, trainer, recipe, tmp_path):
+def fit(clock, classify, batched, trainer, optim, tmp_path):
     """fit(max_time=…, …) -> the rates of the steps taken, two an epoch, at a peak of 1."""
 
     def run(*, warmup=0.0, stop_after=None, ckpt_path=None, **given) -> list[float]:
         rates = Rates(clock, stop_after)
         schedule = WarmupCosine(warmup=warmup, final=0.0)
-        model = classify(3, optim=recipe(lr=1.0, schedule=schedule))
+        model = classify(3, optim=optim(lr=1.0, schedule=schedule))
         fitted = trainer(callbacks=[rates], limit_val_batches=0, **given)
         fitted.fit(model, batched(8, 4), [], ckpt_path=ckpt_path, weights_only=True)
         fitted.save_checkpoint(tmp_path / "last.ckpt", weights_only=False)

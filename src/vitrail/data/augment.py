@@ -47,22 +47,18 @@ class Augment:
         flip: bool | str,
         erase: float,
     ) -> None:
-        if scale is not None and not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
-            raise UserError(
-                f"augment.scale must be [min, max] with 0 < min <= max <= 1, got {list(scale)}"
-            )
-        if auto is not None and auto not in _POLICIES:
-            raise UserError(f"augment.auto must be null, {' or '.join(_POLICIES)}, got {auto}")
-        if crop_padding is not None and crop_padding < 0:
-            raise UserError(f"augment.crop_padding must be >= 0 pixels, got {crop_padding}")
-        if padding_mode not in _PADDING_MODES:
-            raise UserError(
-                f"augment.padding_mode must be {' or '.join(_PADDING_MODES)}, got {padding_mode}"
-            )
-        if flip not in (True, False, ALTERNATE):
-            raise UserError(f"augment.flip must be true, false or {ALTERNATE}, got {flip}")
-        if not 0 <= erase <= 1:
-            raise UserError(f"augment.erase must be in [0, 1], got {erase}")
+        shares = scale is None or (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1)
+        modes, policies = " or ".join(_PADDING_MODES), ", ".join(_POLICIES)
+        for key, value, holds, rule in (
+            ("scale", scale, shares, "[min, max] with 0 < min <= max <= 1"),
+            ("auto", auto, auto is None or auto in _POLICIES, f"{policies} or null"),
+            ("crop_padding", crop_padding, (crop_padding or 0) >= 0, ">= 0 pixels"),
+            ("padding_mode", padding_mode, padding_mode in _PADDING_MODES, modes),
+            ("flip", flip, flip in (True, False, ALTERNATE), f"true, false or {ALTERNATE}"),
+            ("erase", erase, 0 <= erase <= 1, "in [0, 1]"),
+        ):
+            if not holds:
+                raise UserError(f"augment.{key} must be {rule}, got {value}")
         self.scale = None if scale is None else tuple(scale)
         self.auto, self.flip, self.erase = auto, flip, erase
         self.crop_padding, self.padding_mode = crop_padding, padding_mode

@@ -35,7 +35,7 @@ def measure(
 def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: str) -> None:
     """Print the figures, and leave pictures and tables in the run's folder and in its loggers."""
     figures = {name: report[name] for name in FIGURES if name in report}
-    classes = [row["class"] for row in report["per_class"]]
+    classes = report["classes"]
     rows = confusion.per_class(report["confusion"], classes)
     confusion.write_per_class(run_dir / "per_class.csv", rows)
     title = f"{split}: {report['acc']:.2%} of {report['count']:,} images"

@@ -36,8 +36,7 @@ class Classifier(LightningModule):
         classes: names, in the order of the labels.
         optim: the optimizer and its schedule.
         label_smoothing: share of each target that goes to all classes evenly, in training.
-        mixup: see `Mixing`; in training alone.
-        cutmix: likewise.
+        mixup: see `Mixing`, as for cutmix; in training alone.
     """
 
     def __init__(
@@ -85,13 +84,12 @@ class Classifier(LightningModule):
 
     def _elapsed(self) -> Callable[[], float] | None:
         """The share of `trainer.max_time` that has passed, alike in every process."""
-        timers = [callback for callback in self.trainer.callbacks if isinstance(callback, Timer)]
-        timers = [timer for timer in timers if timer.time_remaining() is not None]
-        if not timers:
+        timer = next((one for one in self.trainer.callbacks if isinstance(one, Timer)), None)
+        if timer is None:
             return None
 
         def share() -> float:
-            passed, left = timers[0].time_elapsed(), timers[0].time_remaining()
+            passed, left = timer.time_elapsed(), timer.time_remaining()
             return self.trainer.strategy.broadcast(passed / max(passed + left, 1e-9))
 
         return share
@@ -174,20 +172,9 @@ class Classifier(LightningModule):
                 self.log(f"{split}/{name}", report[name], sync_dist=True)  # alike in every process
 
     def report(self, split: str) -> dict[str, Any]:
-        """The evaluation report: what the last evaluation of `split` (val or test) found.
+        """The evaluation report of `split` (val or test): what its last evaluation found.
 
         Over all processes: floats acc, acc_top5 (where classes > 5) and loss, an int count,
-        confusion, int64 (C, C), true x predicted class, and per_class, a list of dicts with the
-        keys class, count, correct and acc (None for a class without images).
+        confusion, int64 (C, C), true x predicted class, and the names of the classes.
         """
-        report = self._reports[split]
-        counts = report["confusion"].sum(dim=1).tolist()
-        rights = report["confusion"].diagonal().tolist()
-        rows = zip(self.classes, counts, rights, strict=True)
-        return {
-            **report,
-            "per_class": [
-                {"class": name, "count": n, "correct": right, "acc": right / n if n else None}
-                for name, n, right in rows
-            ],
-        }
+        return {**self._reports[split], "classes": self.classes}

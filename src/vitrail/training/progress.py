@@ -80,69 +80,75 @@ class Throughput(Callback):
 
     def __init__(self):
         self._images = 0
-        self._seconds = 0.0  # of those images
-        self._since: float | None = None  # None while paused
+        self._window, self._trained = _Stopwatch(), _Stopwatch()  # of those images; of the run
         self._step = 0
-        self._trained = 0.0
-        self._begun: float | None = None  # None between epochs and from validation to a batch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause(trainer)
-        self._begun = _now(trainer)
+        self._window.stop(trainer)
+        self._trained.start(trainer)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self._begun is None:
-            self._begun = _now(trainer)
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self._trained.start(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._since is None:
-            self._since = _now(trainer)
+        if not self._window.running:
+            self._window.start(trainer)
             return
         self._images += len(batch[0])
         every, step = trainer.log_every_n_steps, trainer.global_step
         if every and step % every == 0 and step != self._step:
-            self._pause(trainer)
-            rate = self._images * trainer.world_size / self._seconds
+            self._window.stop(trainer)
+            rate = self._images * trainer.world_size / self._window.seconds
             pl_module.log("train/images_per_second", torch.tensor(rate))  # on the CPU: no waiting
-            self._images, self._seconds, self._since, self._step = 0, 0.0, _now(trainer), step
+            self._images, self._step, self._window = 0, step, _Stopwatch()
+            self._window.start(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause(trainer)
-        self._stop(trainer)
+        self._window.stop(trainer)
+        self._trained.stop(trainer)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            pl_module.log("train/seconds", self._trained, sync_dist=True)
+            pl_module.log("train/seconds", self._trained.seconds, sync_dist=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop(trainer)
-        pl_module.log("train/seconds", self._trained, sync_dist=True)
+        self._trained.stop(trainer)
+        pl_module.log("train/seconds", self._trained.seconds, sync_dist=True)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if isinstance(exception, KeyboardInterrupt | SIGTERMException):  # a checkpoint follows
-            self._stop(trainer)
+            self._trained.stop(trainer)
 
     def state_dict(self) -> dict[str, float]:
-        return {"seconds": self._trained}
+        return {"seconds": self._trained.seconds}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        self._trained = state_dict["seconds"]
+        self._trained.seconds = state_dict["seconds"]
 
-    def _pause(self, trainer: Trainer) -> None:
+
+class _Stopwatch:
+    """Seconds between starts and stops; starting a running one, or stopping another, is nothing."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
+
+    def start(self, trainer: Trainer) -> None:
+        if self._since is None:
+            self._since = _now(trainer)
+
+    def stop(self, trainer: Trainer) -> None:
         if self._since is not None:
-            self._seconds += _now(trainer) - self._since
+            self.seconds += _now(trainer) - self._since
             self._since = None
-
-    def _stop(self, trainer: Trainer) -> None:
-        if self._begun is not None:
-            self._trained += _now(trainer) - self._begun
-            self._begun = None
 
 
 class PeakMemory(Callback):
