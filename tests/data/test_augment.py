@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from vitrail.data.augment import Augment, boxes, hflip, random_crop
-from vitrail.data.draws import draw, seeded
+from vitrail.data.draws import draws_for, seeded
 from vitrail.data.resize import RandomResizedCrop
 
 OFF = {
@@ -24,7 +24,7 @@ OFF = {
 
 @pytest.fixture
 def draws():
-    return draw(seed=3, epoch=1, indices=np.arange(4000))
+    return draws_for(seed=3, epoch=1, indices=np.arange(4000))
 
 
 def test_draws_are_uniform_and_do_not_depend_on_each_other(draws):
@@ -39,13 +39,13 @@ def test_draws_are_uniform_and_do_not_depend_on_each_other(draws):
 
 
 def test_a_draw_belongs_to_the_image_and_not_to_its_place_in_the_batch(draws):
-    alone = draw(seed=3, epoch=1, indices=np.array([17]))
+    alone = draws_for(seed=3, epoch=1, indices=np.array([17]))
     assert all(numbers[17] == number for numbers, number in zip(draws, alone, strict=True))
 
 
 @pytest.mark.parametrize("other", [{"seed": 4, "epoch": 1}, {"seed": 3, "epoch": 2}])
 def test_another_seed_or_epoch_draws_anew(other, draws):
-    assert not np.isin(draw(indices=np.arange(4000), **other).flip, draws.flip).any()
+    assert not np.isin(draws_for(indices=np.arange(4000), **other).flip, draws.flip).any()
 
 
 @pytest.mark.parametrize("shape", [(60, 90), (90, 60), (24, 32)], ids=str)
@@ -108,7 +108,7 @@ def test_an_alternate_flip_mirrors_an_image_in_every_other_epoch(noise_images):
     image = noise_images(1).source.expand(400, -1, -1, -1)
     augment = Augment(**{**OFF, "flip": "alternate"})
     epochs = [
-        augment.whole_batch(image, draw(seed=3, epoch=epoch, indices=np.arange(400)))
+        augment.whole_batch(image, draws_for(seed=3, epoch=epoch, indices=np.arange(400)))
         for epoch in range(4)
     ]
     for one, other in pairwise(epochs):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitrail.data.datasets.cifar import CIFAR10, CIFAR100
+from vitrail.errors import UserError
 
 
 def test_the_official_folder_is_read_file_by_file_in_order(official_cifar, tmp_path):
@@ -48,18 +49,15 @@ def test_the_root_may_be_the_unpacked_folder_itself(official_cifar, tmp_path):
     assert len(CIFAR10(root=folder, download=False).read().images["train"]) == 20
 
 
-def test_a_missing_file_is_named(official_cifar, tmp_path):
-    folder = official_cifar(tmp_path)
-    (folder / "data_batch_3").unlink()
-    with pytest.raises(ValueError, match=r"data_batch_3 is missing; remove its folder"):
-        CIFAR10(root=tmp_path, download=False).read()
-
-
-@pytest.mark.parametrize("damage", [b"", b"not a pickle", None])
-def test_a_damaged_file_is_named(damage, official_cifar, tmp_path):
+@pytest.mark.parametrize("content", [None, b"", b"not a pickle", "cut short"])
+def test_a_missing_or_damaged_file_is_named(content, official_cifar, tmp_path):
     path = official_cifar(tmp_path) / "data_batch_2"
-    path.write_bytes(path.read_bytes()[:2000] if damage is None else damage)
-    with pytest.raises(ValueError, match=r"data_batch_2 is not a CIFAR file"):
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(whole[:2000] if content == "cut short" else content)
+    problem = "is missing; remove its folder" if content is None else "is not a CIFAR file"
+    with pytest.raises(UserError, match=f"data_batch_2 {problem}"):
         CIFAR10(root=tmp_path, download=False).read()
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from vitrail.errors import UserError
+
 
 @pytest.fixture
 def folder(build, paint_folder, tmp_path):
@@ -17,33 +19,29 @@ def labels(data, split="test"):
     return [label for batch in data.loader(split) for label in batch.labels.tolist()]
 
 
-def test_a_list_restricts_and_orders_the_classes(folder):
-    data = folder("data.classes=[eel,cat]")
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_list_of_names_or_a_file_of_them_restricts_and_orders_the_classes(
+    as_file, folder, tmp_path
+):
+    (tmp_path / "two.txt").write_text("eel\n\ncat\n")
+    data = folder(f"data.classes={tmp_path / 'two.txt' if as_file else '[eel,cat]'}")
     assert data.classes == ("eel", "cat")
     assert data.counts == {"train": 18, "val": 2, "test": 4}
     assert labels(data) == [1, 1, 0, 0]
 
 
-def test_a_file_of_names_does_the_same(folder, tmp_path):
-    (tmp_path / "two.txt").write_text("eel\n\ncat\n")
-    assert folder(f"data.classes={tmp_path / 'two.txt'}").classes == ("eel", "cat")
-
-
-def test_a_missing_file_of_names_is_one_line(folder):
-    with pytest.raises(ValueError, match=r"data.classes=two.txt does not exist; give a file"):
-        folder("data.classes=two.txt").setup("fit")
-
-
-def test_names_that_the_folder_lacks_are_refused(folder):
-    with pytest.raises(
-        ValueError, match=r"data.classes names cow, not among the 3 classes of .*: cat"
-    ):
-        folder("data.classes=[cat,cow]").setup("fit")
-
-
-def test_a_name_given_twice_is_refused(folder):
-    with pytest.raises(ValueError, match=r"data.classes names cat twice"):
-        folder("data.classes=[cat,dog,cat]").setup("fit")
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("two.txt", r"data.classes=two.txt does not exist; give a file"),
+        ("[cat,cow]", r"data.classes names cow, not among the 3 classes of .*: cat"),
+        ("[cat,dog,cat]", r"data.classes names cat twice"),
+        ("[]", r"data.classes must name at least one class"),
+    ],
+)
+def test_names_that_cannot_be_used_are_refused(given, message, folder):
+    with pytest.raises(UserError, match=message):
+        folder(f"data.classes={given}").setup("fit")
 
 
 def test_a_model_with_more_classes_in_another_order_decides_the_numbers(folder):

@@ -52,23 +52,15 @@ def saved(image: Image.Image, path, **options) -> torch.Tensor:
     return decode(str(path))
 
 
-def test_grey_is_copied_to_three_channels(photo, tmp_path):
+def test_grey_is_copied_to_three_channels_of_eight_bits(photo, tmp_path):
     grey = np.ascontiguousarray(photo[:, :, 0])
-    expected = as_tensor(np.stack([grey] * 3, axis=2))
+    expected = torch.from_numpy(grey).expand(3, -1, -1)
     assert torch.equal(saved(Image.fromarray(grey), tmp_path / "grey.png"), expected)
-
-
-def test_black_and_white_is_0_and_255(photo, tmp_path):
-    white = photo[:, :, 0] > 127
-    pixels = saved(Image.fromarray(white), tmp_path / "bits.png")
-    assert torch.equal(pixels, torch.from_numpy(white * np.uint8(255)).expand(3, -1, -1))
-
-
-def test_of_16_bits_the_upper_eight_count(photo, tmp_path):
-    deep = photo[:, :, 0].astype(np.uint16) * 256 + 77
-    for name in ("deep.png", "deep.tif"):
-        pixels = saved(Image.fromarray(deep), tmp_path / name)
-        assert torch.equal(pixels, torch.from_numpy(photo[:, :, 0].copy()).expand(3, -1, -1))
+    deep = Image.fromarray(grey.astype(np.uint16) * 256 + 77)  # of 16 bits the upper eight count
+    assert torch.equal(saved(deep, tmp_path / "deep.png"), expected)
+    assert torch.equal(saved(deep, tmp_path / "deep.tif"), expected)
+    bits = saved(Image.fromarray(grey > 127), tmp_path / "bits.png")
+    assert torch.equal(bits, (expected > 127) * torch.tensor(255, dtype=torch.uint8))
 
 
 def test_a_palette_is_looked_up(photo, tmp_path):
@@ -135,26 +127,14 @@ def test_floating_point_pixels_are_refused(tmp_path):
         decode(str(tmp_path / "depth.tif"))
 
 
-FORMATS = (
-    "photo.jpg",
-    "photo.png",
-    "photo.bmp",
-    "photo.gif",
-    "photo.webp",
-    "photo.tif",
-    "photo.ppm",
-)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_whole_file_passes_the_look(name, paint, tmp_path):
-    check_file(str(paint(tmp_path / name, 64, 48)))
+FORMATS = [f"photo.{end}" for end in ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm")]
 
 
 @pytest.mark.parametrize("read", [decode, check_file])
 @pytest.mark.parametrize("name", FORMATS)
-def test_half_a_file_is_an_error_with_its_path_and_no_pixels(name, read, paint, tmp_path):
+def test_half_a_file_is_an_error_with_its_path_and_a_whole_one_passes(name, read, paint, tmp_path):
     path = paint(tmp_path / name, 64, 48)
+    read(str(path))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UnreadableImage) as error:

@@ -1,11 +1,13 @@
-"""Who gets which images."""
+"""Who gets which images: splits, shards and batches."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.data.loader import Order
+from vitrail.data.split import stratified
 
 WORLDS = st.integers(1, 4)
 SIZES = st.integers(1, 9)
@@ -15,38 +17,37 @@ def epoch(order):
     return [indices.tolist() for _, indices in order]
 
 
+def shards_of(count, batch_size, world, seed, number=0):
+    """The batches of every process; all have as many."""
+    orders = [
+        Order(count, batch_size=batch_size, seed=seed, rank=rank, world=world)
+        for rank in range(world)
+    ]
+    for order in orders:
+        order.set_epoch(number)
+    shards = [epoch(order) for order in orders]
+    assert {len(shard) for shard in shards} == {len(order) for order in orders} != {0}
+    assert len({len(shard) for shard in shards}) == 1
+    return shards
+
+
 @given(count=st.integers(4, 60), batch_size=SIZES, world=WORLDS)
 def test_evaluation_sees_every_image_exactly_once_in_as_many_batches_everywhere(
     count, batch_size, world
 ):
-    shards = [
-        epoch(Order(count, batch_size=batch_size, seed=None, rank=rank, world=world))
-        for rank in range(world)
-    ]
-    seen = [index for shard in shards for batch in shard for index in batch]
-    assert sorted(seen) == list(range(count))
-    assert len({len(shard) for shard in shards}) == 1
-    assert all(0 < len(batch) <= batch_size + 1 for shard in shards for batch in shard)
-    assert len(shards[0]) == len(
-        Order(count, batch_size=batch_size, seed=None, rank=0, world=world)
-    )
+    batches = [batch for shard in shards_of(count, batch_size, world, None) for batch in shard]
+    assert sorted(index for batch in batches for index in batch) == list(range(count))
+    assert all(0 < len(batch) <= batch_size + 1 for batch in batches)
 
 
 @given(count=st.integers(4, 60), batch_size=SIZES, world=WORLDS, number=st.integers(0, 3))
 def test_training_deals_out_full_batches_of_different_images_and_as_many_everywhere(
     count, batch_size, world, number
 ):
-    shards = []
-    for rank in range(world):
-        order = Order(count, batch_size=batch_size, seed=5, rank=rank, world=world)
-        order.set_epoch(number)
-        shards.append(epoch(order))
-        assert len(order) == len(shards[-1]) > 0
-    sizes = {len(batch) for shard in shards for batch in shard}
-    assert sizes == {min(batch_size, count // world)}
-    seen = [index for shard in shards for batch in shard for index in batch]
+    batches = [batch for shard in shards_of(count, batch_size, world, 5, number) for batch in shard]
+    assert {len(batch) for batch in batches} == {min(batch_size, count // world)}
+    seen = [index for batch in batches for index in batch]
     assert len(set(seen)) == len(seen)
-    assert len({len(shard) for shard in shards}) == 1
 
 
 def test_a_set_smaller_than_a_batch_is_one_smaller_batch():
@@ -85,3 +86,21 @@ def test_what_a_partial_batch_would_hold_changes_between_epochs():
 def test_fewer_images_than_processes_are_refused():
     with pytest.raises(ValueError, match=r"2 images do not go round 3 processes; start 2 or fewer"):
         Order(2, batch_size=4, seed=None, rank=0, world=3)
+
+
+@given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=80), share=st.floats(0.01, 0.99))
+def test_every_class_of_two_or_more_is_on_both_sides_in_its_share(labels, share):
+    labels = torch.tensor(labels)
+    kept, held = stratified(labels, share)
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(labels)))
+    for label in labels.unique():
+        count, out = int((labels == label).sum()), int((labels[held] == label).sum())
+        assert abs(out - share * count) <= 1
+        assert out < count
+        assert out > 0 or count == 1
+
+
+def test_a_share_of_nothing_holds_nothing_out():
+    kept, held = stratified(torch.tensor([0, 0, 1]), 0.0)
+    assert kept.tolist() == [0, 1, 2]
+    assert held.tolist() == []

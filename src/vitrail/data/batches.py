@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.data.augment import Augment
 from vitrail.data.decode import UnreadableImage
-from vitrail.data.draws import draw, seeded
+from vitrail.data.draws import draws_for, seeded
 from vitrail.data.images import Images
 from vitrail.data.resize import CenterCrop, FitInside
 
@@ -100,7 +100,7 @@ class Batches(torch.utils.data.Dataset):
 
     def _finished(self, epoch: int, indices: np.ndarray) -> Tensor:
         """Images of one shape, augmented and normalised: (B,) -> float32 (B, 3, H, W)."""
-        draws = draw(self.seed, epoch, indices)
+        draws = draws_for(self.seed, epoch, indices)
         if self._ready:
             # Four times as fast as source[indices].
             images = self.images.source.index_select(0, torch.from_numpy(indices))

@@ -26,7 +26,7 @@ class Draws(NamedTuple):
     alternate: np.ndarray  # bool, the other way in the next epoch
 
 
-def draw(seed: int, epoch: int, indices: np.ndarray) -> Draws:
+def draws_for(seed: int, epoch: int, indices: np.ndarray) -> Draws:
     """The draws of the images at `indices` (B,): a function of (seed, epoch, index) alone.
 
     Image i reads its own places of one SplitMix64 stream (Steele, Lea and Flood, 2014) that starts
