@@ -22,7 +22,7 @@ from vitrail.attention import backends
 from vitrail.attention.backends.flex import Flex
 from vitrail.attention.backends.sdpa_flash import SdpaFlash
 from vitrail.attention.selection import layers, tune
-from vitrail.attention.selection.gate import FailedGate, Verdict
+from vitrail.attention.selection.gate import FailedGate, GateResult
 from vitrail.bench import seed_run
 from vitrail.bench.accuracy import AccuracyBench
 from vitrail.bench.accuracy_findings import findings, mean, verdict
@@ -153,7 +153,7 @@ def test_every_backend_that_may_is_asked_and_the_others_say_why_not(bench):
 
 def test_drift_is_that_of_the_logits(bench, monkeypatch):
     reference = SdpaFlash.__call__
-    monkeypatch.setattr(Verdict, "passed", True)  # or the gate would find it
+    monkeypatch.setattr(GateResult, "passed", True)  # or the gate would find it
     monkeypatch.setattr(SdpaFlash, "__call__", lambda *given, **how: 2.0 * reference(*given, **how))
     rows = {row["evaluated_with"]: row for row in rows_of(bench())}
     assert rows["sdpa_flash"]["drift_relative"] > 0.01
@@ -162,14 +162,14 @@ def test_drift_is_that_of_the_logits(bench, monkeypatch):
 
 
 def test_a_backend_that_fails_its_gate_is_neither_trained_with_nor_asked(bench, monkeypatch):
-    check = layers.check
+    check = layers.prove
 
     def fail(request, backend):
         if backend.name == "sdpa_flash":
             raise FailedGate("backend=sdpa_flash fails the gate: dq is wrong")
         return check(request, backend)
 
-    monkeypatch.setattr(layers, "check", fail)
+    monkeypatch.setattr(layers, "prove", fail)
     rows = rows_of(bench("gate=false", backends=["eager", "sdpa_flash"]))
     found = {(row["trained_with"], row["evaluated_with"]): row["refused"] for row in rows}
     assert found["eager", "sdpa_flash"] == "backend=sdpa_flash fails the gate: dq is wrong"

@@ -146,14 +146,14 @@ def test_a_turn_has_as_many_steps_as_there_is_time_for_and_at_least_one(bench):
 
 
 def test_what_fails_its_gate_is_not_called(bench, monkeypatch):
-    check = layers.check
+    check = layers.prove
 
     def fail(request, backend):
         if backend.name == "sdpa_math":
             raise FailedGate("backend=sdpa_math fails the gate: dq is wrong")
         return check(request, backend)
 
-    monkeypatch.setattr(layers, "check", fail)
+    monkeypatch.setattr(layers, "prove", fail)
     monkeypatch.setattr(SdpaMath, "__call__", lambda *_, **__: pytest.fail("it was called"))
     for mode in ("training", "inference"):
         row = measured(bench("gate=false", backends=["sdpa_math", "eager"]), mode)["sdpa_math"]

@@ -14,7 +14,7 @@ from vitrail.attention.backends import Refused
 from vitrail.attention.patterns import Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.selection import tune
-from vitrail.attention.selection.gate import FailedGate, Trial
+from vitrail.attention.selection.gate import Exact, FailedGate
 from vitrail.attention.selection.stopwatch import Times, clock, interleave
 from vitrail.bench.attention_call import AttentionCall
 from vitrail.bench.attention_findings import findings
@@ -191,7 +191,7 @@ class AttentionBench:
     def _members(self, call: AttentionCall) -> tuple[dict[str, Member], dict[str, str]]:
         """The backends that may be timed, and the reason against each other one."""
         able, refused = {}, {}
-        sample, trial = call.sample(), cache(Trial.of)
+        sample, trial = call.sample(), cache(Exact.of)
         for name in self.backends or backends.names():
             try:
                 able[name] = admit(
@@ -247,8 +247,8 @@ def _figures(call: AttentionCall, member: Member, times: Times) -> dict[str, Val
         "matmul_gflops_per_s": _short(peak / 1e9),
         "matmul_share": _short(speed / peak),
         "compile_s": _short(member.first_s - times.median) if member.compiles else None,
-        "max_error": _short(member.distance.largest),
-        "relative_error": _short(member.distance.relative),
+        "max_error": _short(member.distance[0]),
+        "relative_error": _short(member.distance[1]),
         "kernels": ", ".join(member.kernels),
     }
 

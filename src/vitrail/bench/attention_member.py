@@ -10,7 +10,7 @@ import torch.compiler.config
 
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Refused, Request
-from vitrail.attention.selection.gate import Distance, FailedGate, Trial
+from vitrail.attention.selection.gate import Exact, FailedGate, GateResult, measure_error
 from vitrail.attention.selection.sample import Sample
 from vitrail.bench.attention_call import AttentionCall, function_of
 from vitrail.bench.compiled import Compiled
@@ -33,7 +33,7 @@ class Member:
     first_s: float
     compiles: bool
     peak_mib: float | None
-    distance: Distance
+    distance: tuple[float, float]
     kernels: tuple[str, ...]
 
 
@@ -41,7 +41,7 @@ def admit(
     name: str,
     call: AttentionCall,
     sample: Sample,
-    trial: Callable[[Request], Trial],
+    trial: Callable[[Request], Exact],
     *,
     compiled: bool,
     read: Callable[[str], float],
@@ -79,16 +79,18 @@ def admit(
     )
 
 
-def _proved(call: AttentionCall, backend: Backend, trial: Callable[[Request], Trial]) -> Distance:
-    distances = []
+def _proved(
+    call: AttentionCall, backend: Backend, trial: Callable[[Request], Exact]
+) -> tuple[float, float]:
+    results: list[GateResult] = []
     for request in call.requests:
-        verdict = trial(request).judge(backend)
-        if not verdict.passed:
-            raise FailedGate(f"fails the gate: {verdict}")
-        distances += verdict.distances.values()
-    return Distance(
-        max(distance.largest for distance in distances),
-        max(distance.relative for distance in distances),
+        result = measure_error(backend, trial(request))
+        if not result.passed:
+            raise FailedGate(f"fails the gate: {result}")
+        results.append(result)
+    return (
+        max(value for result in results for value in result.largest.values()),
+        max(value for result in results for value in result.relative.values()),
     )
 
 

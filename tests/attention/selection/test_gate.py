@@ -9,7 +9,7 @@ from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import EVERYWHERE, Backend, Capability, Request
 from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.full import Full
-from vitrail.attention.selection.gate import FailedGate, Trial, check, judge
+from vitrail.attention.selection.gate import Exact, FailedGate, measure_error, prove
 
 VIT_TINY = Request("cpu", torch.bfloat16, batch=64, heads=3, queries=197, keys=197, width=64)
 SMALL = replace(VIT_TINY, dtype=torch.float32, queries=15, keys=15, width=8)
@@ -58,11 +58,11 @@ def test_every_kernel_that_takes_a_request_passes(name, bias, masks, dtype):
     if backends.lacks(name, request):
         assert name not in backends.permitted(request)
         return
-    verdict = check(request, backends.load(name))
-    assert verdict.passed
+    result = prove(request, backends.load(name))
+    assert result.passed
     learned = {"dq", "dk", "dv"} if request.backward else set()
     learned |= {"dbias"} if request.bias_grad else set()
-    assert set(verdict.errors) == {"out"} | learned
+    assert set(result.errors) == {"out"} | learned
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_computes_something_else_fails_by_the_tensor_that_shows_it(
         pytest.skip("fp16 rounds by as much")
     request = replace(SMALL, dtype=dtype, masks=masks)
     with pytest.raises(FailedGate, match=rf"^backend=broken fails the gate: {worst} is \S+ from"):
-        check(request, backend)
+        prove(request, backend)
 
 
 def test_a_dead_row_that_is_not_zero_fails():
@@ -97,43 +97,44 @@ def test_a_dead_row_that_is_not_zero_fails():
             out = super().__call__(q, k, v, mask=mask, **given)
             return torch.where(mask.valid.any(-1)[:, None, None, None], out, v.mean(-2, True))
 
-    assert judge(replace(SMALL, masks=KEYS), Mean()).worst in ("out", "dv")
+    assert measure_error(Mean(), Exact.of(replace(SMALL, masks=KEYS))).worst in ("out", "dv")
     with pytest.raises(FailedGate):
-        check(replace(SMALL, masks=KEYS), Mean())
+        prove(replace(SMALL, masks=KEYS), Mean())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_both_distances_are_told_whichever_of_them_decides(dtype):
+def test_both_measures_are_told_whichever_of_them_decides(dtype):
     request = replace(SMALL, dtype=dtype, backward=False)
-    verdict = judge(request, Broken(after=lambda out: 1.5 * out))
-    distance = verdict.distances["out"]
-    assert distance.relative == pytest.approx(0.5, abs=0.01)
-    largest = Trial.of(request).exact["out"].abs().max().item()
-    assert distance.largest == pytest.approx(0.5 * largest, rel=0.02)
-    decides = distance.largest if dtype == torch.float32 else distance.relative
-    assert verdict.errors["out"] == decides
-    assert str(verdict).startswith(f"out is {decides:.1e} from float64 and ")
+    known = Exact.of(request)
+    result = measure_error(Broken(after=lambda out: 1.5 * out), known)
+    assert result.relative["out"] == pytest.approx(0.5, abs=0.01)
+    assert result.largest["out"] == pytest.approx(
+        0.5 * known.exact["out"].abs().max().item(), rel=0.02
+    )
+    decides = (result.largest if dtype == torch.float32 else result.relative)["out"]
+    assert result.errors["out"] == decides
+    assert str(result).startswith(f"out is {decides:.1e} from float64 and ")
 
 
 def test_a_bias_without_its_gradient_fails():
     backend = wrong(bias=lambda bias: bias.detach() + 0 * bias)
     with pytest.raises(FailedGate, match="dbias"):
-        check(replace(SMALL, bias=True, bias_grad=True), backend)
+        prove(replace(SMALL, bias=True, bias_grad=True), backend)
 
 
 def test_a_rule_without_a_tensor_is_judged_too():
     placed = GridPattern(Full(), Grid(3, 5))
     request = replace(SMALL, masks=frozenset({"pattern"}), pattern=placed)
-    assert check(request, backends.load("eager")).passed
+    assert prove(request, backends.load("eager")).passed
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math"])
 @pytest.mark.parametrize("masks", [frozenset(), KEYS], ids=sorted)
 def test_it_takes_less_than_two_seconds_for_a_vit_tiny(name, masks):
-    assert check(replace(VIT_TINY, masks=masks), backends.load(name)).seconds < 2
+    assert prove(replace(VIT_TINY, masks=masks), backends.load(name)).seconds < 2
 
 
 def test_it_leaves_the_streams_of_random_numbers_alone():
     before = torch.get_rng_state()
-    check(SMALL, backends.load("eager"))
+    prove(SMALL, backends.load("eager"))
     assert torch.equal(torch.get_rng_state(), before)

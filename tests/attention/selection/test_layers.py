@@ -69,14 +69,14 @@ def test_a_named_backend_is_not_moved_by_what_a_checkpoint_chose(network):
 
 def test_auto_passes_over_what_fails_the_gate_and_says_so(network, monkeypatch):
     fastest = plan_layers(ASKED, network, rules("auto"))["blocks.0.attn"].backend.name
-    real = layers.check
+    real = layers.prove
 
     def check(request, backend):
         if backend.name == fastest:
             raise FailedGate("fails the gate")
         return real(request, backend)
 
-    monkeypatch.setattr(layers, "check", check)
+    monkeypatch.setattr(layers, "prove", check)
     layer = plan_layers(ASKED, network, rules("auto"))["blocks.0.attn"]
     assert layer.backend.name != fastest
     assert layer.rejected[fastest] == "fails the gate"

@@ -30,17 +30,24 @@ class FailedGate(UserError):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How far a backend is from float64.
+class GateResult:
+    """How far a backend is from float64, for each tensor (out, dq, dk, dv, dbias).
 
-    errors: of each tensor (out, dq, dk, dv, dbias). allowed: how far each may be. seconds: what
-    finding out took. distances: of each tensor in both measures, whichever the rule takes.
+    largest: the largest difference. relative: the L2 norm of the difference over that of the exact
+    tensor. Both are infinite where a value is not finite. allowed: how far it may be in the measure
+    that `TOLERANCE` is of, which is `relative` for halves. seconds: what finding out took.
     """
 
-    errors: Mapping[str, float]
+    largest: Mapping[str, float]
+    relative: Mapping[str, float]
     allowed: Mapping[str, float]
+    halves: bool
     seconds: float
-    distances: Mapping[str, "Distance"]
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Of the two measures the one that decides."""
+        return self.relative if self.halves else self.largest
 
     @property
     def worst(self) -> str:
@@ -63,35 +70,10 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Distance:
-    """From one tensor to the exact one; infinite where a value is not finite.
+class Exact:
+    """A sample of a request and what the formula makes of it, which all its backends share.
 
-    largest: of all differences. relative: the L2 norm of the difference over that of the exact.
-    """
-
-    largest: float
-    relative: float
-
-    @classmethod
-    def between(cls, actual: Tensor, exact: Tensor) -> "Distance":
-        difference = actual.double() - exact
-        if not difference.isfinite().all():
-            return cls(float("inf"), float("inf"))
-        # A tensor of zeros, such as the gradient of a single key's scores, has no relative error.
-        size = exact.norm().clamp(min=1e-3 * exact.numel() ** 0.5)
-        return cls(difference.abs().max().item(), (difference.norm() / size).item())
-
-    def by_rule(self, dtype: torch.dtype) -> float:
-        """The one that `TOLERANCE` is of."""
-        return self.largest if dtype in (torch.float64, torch.float32) else self.relative
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What every backend is held against for one request, computed once.
-
-    exact, plain: the formula's tensors in float64 and in the request's dtype, by name. seconds:
-    what computing them took.
+    exact, plain: the tensors in float64 and in the request's dtype, by name. seconds: their time.
     """
 
     sample: Sample
@@ -100,7 +82,7 @@ class Trial:
     seconds: float
 
     @classmethod
-    def of(cls, request: Request) -> "Trial":
+    def of(cls, request: Request) -> "Exact":
         """Heads, width, tokens, dtype, masks and bias are the request's own; see `_sample`.
 
         Under a padding mask the second sample is half padding and the third nothing else.
@@ -110,35 +92,33 @@ class Trial:
         exact, plain = _by_head(sample, torch.float64), _by_head(sample, request.dtype)
         return cls(sample, exact, plain, time.perf_counter() - start)
 
-    def judge(self, backend: Backend) -> Verdict:
-        start = time.perf_counter()
-        dtype = self.sample.q.dtype
-        actual = _tensors(self.sample, self.sample.forward(backend))
-        distances = {n: Distance.between(tensor, self.exact[n]) for n, tensor in actual.items()}
-        allowed = {
-            name: TOLERANCE[dtype]
-            + FACTOR * Distance.between(self.plain[name], self.exact[name]).by_rule(dtype)
-            for name in distances
-        }
-        errors = {name: distance.by_rule(dtype) for name, distance in distances.items()}
-        return Verdict(errors, allowed, self.seconds + time.perf_counter() - start, distances)
+
+def measure_error(backend: Backend, known: Exact) -> GateResult:
+    """How far the backend is from float64 on that sample, forward and backward."""
+    start = time.perf_counter()
+    dtype, halves = known.sample.q.dtype, known.sample.q.dtype.itemsize == 2
+    actual = _tensors(known.sample, known.sample.forward(backend))
+    found = {name: _differences(tensor, known.exact[name]) for name, tensor in actual.items()}
+    plain = {name: _differences(known.plain[name], known.exact[name]) for name in actual}
+    return GateResult(
+        largest={name: largest for name, (largest, _) in found.items()},
+        relative={name: relative for name, (_, relative) in found.items()},
+        allowed={name: TOLERANCE[dtype] + FACTOR * both[halves] for name, both in plain.items()},
+        halves=halves,
+        seconds=known.seconds + time.perf_counter() - start,
+    )
 
 
-def judge(request: Request, backend: Backend) -> Verdict:
-    """Hold a backend against float64 on a small batch of such a request, see `Trial.of`."""
-    return Trial.of(request).judge(backend)
-
-
-def check(request: Request, backend: Backend) -> Verdict:
-    """The verdict on a backend that passes, or FailedGate."""
-    verdict = judge(request, backend)
-    if not verdict.passed:
+def prove(request: Request, backend: Backend) -> GateResult:
+    """What `measure_error` found of a backend that passes, or FailedGate."""
+    result = measure_error(backend, Exact.of(request))
+    if not result.passed:
         raise FailedGate(
-            f"backend={backend.name} fails the gate: {verdict} "
+            f"backend={backend.name} fails the gate: {result} "
             f"(heads {request.heads}, tokens {request.keys}, width {request.width}); "
             "use another backend, or gate=off to go on at your own risk"
         )
-    return verdict
+    return result
 
 
 def formula(
@@ -188,3 +168,13 @@ def _by_head(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:
 def _tensors(sample: Sample, out: Tensor) -> dict[str, Tensor]:
     gradients = sample.backward(out) if sample.learned() else {}
     return {"out": out.detach(), **{f"d{name}": grad for name, grad in gradients.items()}}
+
+
+def _differences(actual: Tensor, exact: Tensor) -> tuple[float, float]:
+    """The largest one, and the L2 norm of all over that of the exact tensor."""
+    difference = actual.double() - exact
+    if not difference.isfinite().all():
+        return float("inf"), float("inf")
+    # A tensor of zeros, such as the gradient of a single key's scores, has no relative error.
+    size = exact.norm().clamp(min=1e-3 * exact.numel() ** 0.5)
+    return difference.abs().max().item(), (difference.norm() / size).item()

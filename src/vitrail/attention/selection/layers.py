@@ -11,7 +11,7 @@ from torch import nn
 from vitrail.attention import MultiHeadAttention2d, backends
 from vitrail.attention.backends import AUTO, Backend, Request
 from vitrail.attention.selection import tune
-from vitrail.attention.selection.gate import FailedGate, Verdict, check
+from vitrail.attention.selection.gate import FailedGate, GateResult, prove
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LayerPlan:
     pattern, position, scale: what the layer is made of, as text; empty for a layer without them.
     requests: its distinct calls, the largest first. requested: the backend that the config names.
     times: median seconds of each backend that `auto` measured on the largest call. gate: the
-    verdict on each call, empty where the gate was not asked.
+    proof of each call, empty where the gate was not asked.
     """
 
     requests: tuple[Request, ...]
@@ -30,7 +30,7 @@ class LayerPlan:
     why: str
     rejected: Mapping[str, str] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
-    gate: tuple[Verdict, ...] = ()
+    gate: tuple[GateResult, ...] = ()
     pattern: str = ""
     position: str = ""
     scale: str = ""
@@ -94,16 +94,16 @@ def _plan(
         clash = " ".join(backends.lacks(rules.backend, request))
         backends.resolve(request, rules.backend, because=_because(clash, network))
     backend = backends.load(rules.backend)
-    verdicts = _judge(requests, backend, rules)
-    return LayerPlan(requests, rules.backend, backend, "named", gate=verdicts)
+    proofs = _prove(requests, backend, rules)
+    return LayerPlan(requests, rules.backend, backend, "named", gate=proofs)
 
 
 def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -> LayerPlan:
     """The fastest on the largest call that also takes the smaller ones and passes the gate."""
     if saved is not None and all(_may_choose(saved, request, rules) for request in requests):
         backend = backends.load(saved)
-        verdicts = _judge(requests, backend, rules)
-        return LayerPlan(requests, AUTO, backend, "chosen in training", gate=verdicts)
+        proofs = _prove(requests, backend, rules)
+        return LayerPlan(requests, AUTO, backend, "chosen in training", gate=proofs)
     without = {}
     for request in requests[1:]:
         for name in backends.names():
@@ -113,12 +113,12 @@ def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -
         choice = tune.choose(requests[0], deterministic=rules.deterministic, without=without)
         backend = backends.load(choice.name)
         try:
-            verdicts = _judge(requests, backend, rules)
+            proofs = _prove(requests, backend, rules)
         except FailedGate as failure:
             without[choice.name] = str(failure)
             continue
         return LayerPlan(
-            requests, AUTO, backend, choice.why(), choice.rejected, choice.times, verdicts
+            requests, AUTO, backend, choice.why(), choice.rejected, choice.times, proofs
         )
 
 
@@ -127,10 +127,10 @@ def _may_choose(name: str, request: Request, rules: Rules) -> bool:
     return name in able
 
 
-def _judge(requests: tuple[Request, ...], backend: Backend, rules: Rules) -> tuple[Verdict, ...]:
+def _prove(requests: tuple[Request, ...], backend: Backend, rules: Rules) -> tuple[GateResult, ...]:
     if not rules.gate or backend is backends.load("reference"):
         return ()
-    return tuple(check(request, backend) for request in requests)
+    return tuple(prove(request, backend) for request in requests)
 
 
 def _largest_first(requests: tuple[Request, ...]) -> tuple[Request, ...]:

@@ -1,4 +1,4 @@
-"""Inputs that make a given request: what the gate judges backends on and `auto` times them on."""
+"""Inputs that make a given request: what the gate proves backends on and `auto` times them on."""
 
 from dataclasses import dataclass, replace
 
