@@ -84,7 +84,7 @@ def test_what_a_partial_batch_would_hold_changes_between_epochs():
 
 
 def test_fewer_images_than_processes_are_refused():
-    with pytest.raises(ValueError, match=r"2 images do not go round 3 processes; start 2 or fewer"):
+    with pytest.raises(ValueError, match=r"3 processes need 3 images, got 2; start 2 at most"):
         Order(2, batch_size=4, seed=None, rank=0, world=3)
 
 

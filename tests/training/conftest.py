@@ -1,10 +1,13 @@
 """Small parts to train with: an Optim, batches, a network, a trainer that writes under tmp_path."""
 
+import traceback
+
 import pytest
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from vitrail.training.classifier import Classifier
@@ -82,3 +85,25 @@ def trainer(tmp_path):
         return Trainer(**values | given)
 
     return build
+
+
+READ = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.bincount.default}
+
+
+class Readings(TorchDispatchMode):
+    """Collects in `stacks` where a tensor's value was read, by `item()` or by what calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stacks = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in READ:
+            self.stacks.append("".join(traceback.format_stack(limit=8)))
+        return function(*args, **kwargs or {})
+
+
+@pytest.fixture
+def readings() -> Readings:
+    """A context that collects where tensors' values are read, each of which waits for a GPU."""
+    return Readings()

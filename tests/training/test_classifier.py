@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader
 from vitrail.model import ViT
 from vitrail.training.progress import Throughput
 
-from .reading import Readings
-
 
 def logged(trainer) -> list[dict[str, str]]:
     with (Path(trainer.logger.log_dir) / "metrics.csv").open() as rows:
@@ -161,26 +159,22 @@ def test_a_network_is_given_the_padding_where_there_is_one(classify, trainer):
     assert torch.equal(network.given[1][0], real)
 
 
-def test_nothing_waits_for_the_device_between_two_loggings(classify, batched, trainer):
+def test_nothing_waits_for_the_device_between_two_loggings(classify, batched, trainer, readings):
     class Watch(Callback):
         """From the end of the first batch to the beginning of the one that is logged."""
 
-        def __init__(self):
-            self.readings = Readings()
-
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 0:
-                self.readings.__enter__()
+                readings.__enter__()
 
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if batch_idx == 5:
-                self.readings.__exit__(None, None, None)
+                readings.__exit__(None, None, None)
 
-    watch, data = Watch(), batched(24, 4)
-    callbacks = [watch, Throughput()]
+    data, callbacks = batched(24, 4), [Watch(), Throughput()]
     fitted = trainer(max_epochs=1, callbacks=callbacks, log_every_n_steps=6, gradient_clip_val=1.0)
     fitted.fit(classify(3), data, data)
-    assert not watch.readings.stacks, watch.readings.stacks[0]
+    assert not readings.stacks, readings.stacks[0]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "64-true"])

@@ -11,8 +11,6 @@ from vitrail.training.ema import EMA
 from vitrail.training.schedule import WarmupCosine
 from vitrail.training.strategies import FSDP, check_whole_weights
 
-from .reading import Readings
-
 DATA = DataLoader(torch.zeros(3, 1))
 
 
@@ -170,10 +168,10 @@ def test_a_module_that_was_compiled_in_place_is_averaged_too(fit):
     assert "network.weight" in checkpoint["state_dict"]
 
 
-def test_an_update_reads_no_value(trainer):
+def test_an_update_reads_no_value(trainer, readings):
     model, ema = Scalar(), EMA(0.9)
     ema.setup(trainer(), model, "fit")
-    with Readings() as readings:
+    with readings:
         ema._average_model.update_parameters(model)
     assert not readings.stacks
 

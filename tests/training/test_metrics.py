@@ -4,8 +4,6 @@ import torch.nn.functional as F
 
 from vitrail.training.metrics import ClassificationMetrics, RunningMeans
 
-from .reading import Readings
-
 
 def counted(logits, labels, sizes):
     metrics = ClassificationMetrics(logits.shape[1])
@@ -30,9 +28,9 @@ def test_top_5_counts_the_images_whose_class_is_among_the_best_five():
     assert found["acc_top5"] == 5 / 7
 
 
-def test_counting_a_batch_reads_no_value():
+def test_counting_a_batch_reads_no_value(readings):
     counted, logits, labels = ClassificationMetrics(7), torch.randn(8, 7), torch.arange(8) % 7
-    with Readings() as readings:
+    with readings:
         counted.update(logits, labels)
     assert not readings.stacks
 

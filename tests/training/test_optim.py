@@ -1,8 +1,11 @@
 import copy
+from pathlib import Path
 
 import pytest
 import timm
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -221,3 +224,16 @@ def test_what_does_not_exist_is_refused_in_one_line_with_what_does(given, messag
     with pytest.raises(ValueError, match=message) as refusal:
         optim(**given)
     assert "\n" not in str(refusal.value)
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("choice", [path.stem for path in CONFIGS.glob("optim/*.yaml")])
+def test_an_optimizer_built_from_a_config_is_saved_as_plain_containers(choice, tmp_path):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose(f"optim/{choice}", ["+optim.options.betas=[0.8,0.9]"]).optim
+    optimizer, _ = instantiate(config).build(nn.Linear(4, 4), 10)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    groups = torch.load(tmp_path / "state.pt", weights_only=True)["param_groups"]
+    assert [tuple(group["betas"]) for group in groups] == [(0.8, 0.9)] * 2

@@ -58,7 +58,7 @@ class Augment:
             ("erase", erase, 0 <= erase <= 1, "in [0, 1]"),
         ):
             if not holds:
-                raise UserError(f"augment.{key} must be {rule}, got {value}")
+                raise UserError(f"data.augment.{key} must be {rule}, got {value}")
         self.scale = None if scale is None else tuple(scale)
         self.auto, self.flip, self.erase = auto, flip, erase
         self.crop_padding, self.padding_mode = crop_padding, padding_mode

@@ -46,7 +46,7 @@ class Order:
     ) -> None:
         if count < world:
             raise UserError(
-                f"{count} images do not go round {world} processes; start {max(1, count)} or fewer"
+                f"{world} processes need {world} images, got {count}; start {max(1, count)} at most"
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed
         self.rank, self.world = rank, world

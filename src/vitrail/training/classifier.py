@@ -85,7 +85,7 @@ class Classifier(LightningModule):
     def _elapsed(self) -> Callable[[], float] | None:
         """The share of `trainer.max_time` that has passed, alike in every process."""
         timer = next((one for one in self.trainer.callbacks if isinstance(one, Timer)), None)
-        if timer is None:
+        if timer is None or timer.time_remaining() is None:
             return None
 
         def share() -> float:
