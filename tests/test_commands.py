@@ -10,10 +10,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from vitrail.cli import configs
 from vitrail.configuration import check_config
-from vitrail.run.assemble import Plan
-from vitrail.run.folder import register
+from vitrail.run.plan import Plan
+from vitrail.startup import configs, register
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,13 +1,14 @@
 """Every choice that a command offers composes, and fits the constructors that it names."""
 
 from collections.abc import Iterator
+from inspect import Parameter
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from vitrail.cli import configs
-from vitrail.configuration import check_config, constructors, required
+from vitrail.configuration import check_config, constructors, signature
+from vitrail.startup import configs
 
 CONFIGS = configs()
 COMMANDS = ["bench", "eval", "train"]
@@ -37,11 +38,21 @@ def composed(command: str, choice: str) -> DictConfig:
         return compose(command, [choice, *given])
 
 
+def required(target: str) -> set[str]:
+    """The names of the arguments without which the constructor cannot be called."""
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return {
+        name
+        for name, parameter in signature(target).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    }
+
+
 @pytest.mark.parametrize("command, group, choice", sorted(choices()))
 def test_a_choice_fits_the_constructors_that_it_names(command, group, choice):
     config = composed(command, f"{group}={choice}")
     check_config(config)
-    for key, node in constructors(OmegaConf.to_container(config, resolve=True)):
+    for key, node in constructors(config):
         if "_partial_" in node:  # whoever calls it passes the rest
             continue
         missing = required(node["_target_"]) - node.keys() - PASSED

@@ -50,24 +50,20 @@ def test_attention_imports_torch_but_no_optional_kernel_and_no_framework():
 
 
 @pytest.mark.parametrize("command", ["bench.py", "eval.py", "train.py"])
-def test_help_answers_from_any_folder_within_a_second_and_a_half(command, tmp_path):
-    """In processor time, which a busy machine does not stretch; the best of three, caches warm."""
-    resource = pytest.importorskip("resource")
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        answer = subprocess.run(
-            [sys.executable, ROOT / command, "--help"],
-            cwd=tmp_path,
-            env={},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 1.5
-    assert answer.stdout
+def test_help_answers_from_any_folder_without_torch(command, tmp_path):
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = [{str(ROOT / command)!r}, '--help']\n"
+        "try:\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally:\n"
+        "    assert not {'torch', 'pandas', 'matplotlib'} & sys.modules.keys()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={}, capture_output=True, text=True
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "Configuration groups" in answer.stdout
     assert not list(tmp_path.iterdir()), "asking for help leaves nothing behind"
 
 

@@ -3,4 +3,4 @@
 Importing this package is cheap: the subpackage that needs torch imports it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -5,98 +5,99 @@ torch is imported by the work itself, so that `--help` and most refusals come at
 """
 
 import os
-import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import hydra
-from hydra.conf import HydraConf
+from hydra import errors as hydra_errors
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
-from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf
+from omegaconf import errors as omegaconf_errors
+from yaml import YAMLError
 
-from vitrail.configuration import check_additions, check_config
-from vitrail.messages import exit_code, explain
-from vitrail.run.allocator import keep_freed_memory
-from vitrail.run.folder import register, removed_if_unused
+from vitrail import startup
+from vitrail.configuration import check_additions, check_config, keys, no_value, unknown_key
+from vitrail.errors import UserError
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-Task = Callable[[DictConfig, Path], None]
+Task = Callable[[DictConfig, Path], object]
 
 
 def train() -> None:
     """Train a model, or go on with a run: `ckpt_path=runs/…/checkpoints/last.ckpt`."""
 
-    def task(config: DictConfig, folder: Path) -> None:
+    def load() -> Task:
         from vitrail.run.train import train
 
         call = HydraConfig.get()
         choices = OmegaConf.to_container(call.runtime.choices)
-        train(config, folder, overrides=_typed(call.overrides.task), choices=choices)
+        return partial(train, overrides=startup.typed(call.overrides.task), choices=choices)
 
-    launch(task, "train")
+    launch(load, "train")
 
 
 def evaluate() -> None:
     """Evaluate a checkpoint, which is all that it needs: `ckpt_path=…`."""
 
-    def task(config: DictConfig, folder: Path) -> None:
+    def load() -> Task:
         from vitrail.run.evaluate import evaluate
 
-        evaluate(config, folder)
+        return evaluate
 
-    launch(task, "eval")
+    launch(load, "eval")
 
 
 def bench() -> None:
     """Measure accuracy, speed and memory of backends, or show what was measured before."""
 
-    def task(config: DictConfig, folder: Path) -> None:
+    def load() -> Task:
         from vitrail import bench
 
-        bench.run(config, folder, overrides=_typed(HydraConfig.get().overrides.task))
+        return partial(bench.run, overrides=startup.typed(HydraConfig.get().overrides.task))
 
-    sys.argv[1:] = map(_as_list, sys.argv[1:])
-    launch(task, "bench")
+    sys.argv[1:] = map(startup.as_list, sys.argv[1:])
+    launch(load, "bench")
 
 
-def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None:
-    """Call `task(config, run folder)` as this process's arguments say: once, or with `-m` per job.
+def launch(load: Callable[[], Task], command: str, config_dir: Path | None = None) -> None:
+    """Do what this process's arguments say: once, or with `-m` once per job.
 
     Ends the process with 1 after bad input, in a sweep when the other jobs are done, with 130
     after Ctrl-C and with 143 after SIGTERM. A bug leaves as the error that it is.
+
+    Args:
+        load: imports the work, which is then called with the config and the run's folder.
+        command: the name of its YAML file in `config_dir`.
+        config_dir: where that lies, `configs()` if None.
     """
-    config_dir = config_dir or configs()
-    groups = offered(config_dir / f"{config_name}.yaml")
+    config_dir = config_dir or startup.configs()
+    groups = startup.groups_of(config_dir / f"{command}.yaml")
     traced = os.environ.get(FULL_ERROR) == "1"
-    register()
-    keep_freed_memory()
+    startup.register()
+    startup.keep_freed_memory()
 
     def job(config: DictConfig) -> None:
         call = HydraConfig.get()
-        folder = Path(call.runtime.output_dir)
-        if call.mode == RunMode.MULTIRUN:
-            name = f"job {call.job.num} ({' '.join(_typed(call.overrides.task))})"
-            errors, around = SweepJob(groups, traced, name), _as_single_run(call)
-        else:
-            errors, around = OneLine(groups, traced), removed_if_unused(folder, call.output_subdir)
-        with env_override({FULL_ERROR: str(int(traced))}), errors, around:
-            if added := _added(call, groups):
-                check_additions(config, _without(added, call))
+        errors = ErrorLine(groups, traced, startup.job_name(call))
+        with env_override({FULL_ERROR: str(int(traced))}), errors, startup.around_job(call):
+            if listed := startup.listed(call, groups):
+                check_additions(config, listed)
             check_config(config)
-            task(config, folder)
+            load()(config, Path(call.runtime.output_dir))
 
-    job.__module__ = config_name  # what Hydra names the job and its log file after
-    main = hydra.main(version_base="1.3", config_path=str(config_dir), config_name=config_name)
+    job.__module__ = command  # what Hydra names the job and its log file after
+    main = hydra.main(version_base="1.3", config_path=str(config_dir), config_name=command)
     try:
         # With the variable set, Hydra raises what it would otherwise print at length.
-        with env_override({FULL_ERROR: "1"}), OneLine(groups, traced):
+        with env_override({FULL_ERROR: "1"}), ErrorLine(groups, traced):
             main(job)()
     except JobFailed:
         sys.exit(1)
@@ -104,113 +105,111 @@ def launch(task: Task, config_name: str, config_dir: Path | None = None) -> None
         sys.exit(exit_code(stop))
 
 
-def configs() -> Path:
-    """The folder of configs: packaged with an installed vitrail, else the checkout's own."""
-    packaged = Path(__file__).parent / "configs"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "configs"
-
-
-def offered(command: Path) -> list[str]:
-    """The config groups in a command's list of defaults, whether or not one has a choice yet."""
-    groups = []
-    for default in OmegaConf.load(command).defaults:
-        if isinstance(default, DictConfig):
-            groups += [group for group in default if " " not in group]  # no `override hydra/…`
-        elif default != "_self_":
-            groups += offered(command.with_name(f"{default}.yaml"))
-    return groups
-
-
 @dataclass(frozen=True)
-class OneLine(AbstractContextManager):
-    """Turns an error that a person can mend into one line on stderr and exit code 1."""
+class ErrorLine(AbstractContextManager):
+    """Prints bad input as one line on stderr and exits with 1; any other error passes.
+
+    groups: see `explain`. traced: pass every error. job: the name of a sweep's job, each of whose
+    errors is reported at once and becomes JobFailed, so that the sweep goes on.
+    """
 
     groups: list[str]
-    traced: bool  # show the traceback of every error
+    traced: bool
+    job: str | None = None
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if line := self.line(error):
-            print(f"error: {line}", file=sys.stderr)
-            sys.exit(1)
-
-    def line(self, error: BaseException | None) -> str | None:
-        """What `explain` says, unless there is no error or its traceback is wanted."""
-        return None if error is None or self.traced else explain(error, self.groups)
-
-
-@dataclass(frozen=True)
-class SweepJob(OneLine):
-    """Reports any error of one job at once and turns it into JobFailed: a sweep must go on."""
-
-    name: str
-
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception):
             return
-        line = self.line(error)
-        if line is None:
-            traceback.print_exception(error)
-        print(f"error: {self.name}: {line or 'failed'}", file=sys.stderr)
-        raise JobFailed(self.name) from error
+        line = None if self.traced else explain(error, self.groups)
+        if self.job is not None:
+            if line is None:
+                traceback.print_exception(error)
+            print(f"error: {self.job}: {line or 'failed'}", file=sys.stderr)
+            raise JobFailed(self.job) from error
+        if line is not None:
+            print(f"error: {line}", file=sys.stderr)
+            sys.exit(1)
 
 
 class JobFailed(Exception):
     """A job of a sweep failed and has said why; Hydra goes on with the others."""
 
 
-def _as_list(word: str) -> str:
-    """`compare=A,B` as the list that is meant, where Hydra would see a sweep; odd paths quoted."""
-    key, _, value = word.partition("=")
-    if key not in ("compare", "runs") or "," not in value or value[0] in "['\"":
-        return word
-    plain = re.compile(r"[\w/.+*?~-]+", re.ASCII)
-    paths = [path if plain.fullmatch(path) else f'"{path}"' for path in value.split(",")]
-    return f"{key}=[{','.join(paths)}]"
+def explain(error: BaseException, groups: list[str]) -> str | None:
+    """The line that says what is wrong with a person's input; None for any other error.
 
-
-def _typed(overrides: ListConfig) -> list[str]:
-    """Overrides as they were typed: read one by one, `${…}` in them would be resolved."""
-    return OmegaConf.to_container(overrides, resolve=False)
-
-
-def _added(call: HydraConf, groups: list[str]) -> list[str]:
-    """The overrides that add a key with `+`, rather than a choice of one of the command's groups.
-
-    Hydra takes any folder of configs for a group; one that this command does not read is a key that
-    nobody reads.
+    groups: the config groups that a misspelt key may have meant, besides the config's keys.
     """
-    plus = [override for override in _typed(call.overrides.task) if override.startswith("+")]
-    return [key for key in plus if re.split("[@=]", key.strip("+"))[0] not in groups]
+    match error:
+        case UserError() | YAMLError():
+            return _flat(error)
+        case OSError(filename=str() as path, strerror=str() as reason):
+            return f"{path}: {reason}"
+        case hydra_errors.HydraException():
+            return _composition(error, groups)
+        case (
+            omegaconf_errors.MissingMandatoryValue()
+            | omegaconf_errors.InterpolationToMissingValueError()
+        ):
+            return no_value(str(error).splitlines()[0].rpartition(": ")[2])
+        case omegaconf_errors.OmegaConfBaseException():
+            cause: BaseException | None = error  # our resolver's error, which OmegaConf drops
+            while isinstance(cause, omegaconf_errors.OmegaConfBaseException):
+                cause = cause.__context__
+            if isinstance(cause, UserError):
+                return _flat(cause)
+            return f"{error.full_key}: {str(error).splitlines()[0]}"
+    return _flat(error) if _is_lightnings("MisconfigurationException", error) else None
 
 
-def _without(added: list[str], call: HydraConf) -> DictConfig:
-    """This command's config, less what it adds to the YAML."""
-    kept = [override for override in _typed(call.overrides.task) if override not in added]
-    return hydra.compose(call.job.config_name, [*_typed(call.overrides.hydra), *kept])
+def exit_code(stop: KeyboardInterrupt | SystemExit) -> str | int | None:
+    """What the shell is told: 130 after Ctrl-C, 143 after SIGTERM, else the code that was given."""
+    if isinstance(stop, KeyboardInterrupt) or isinstance(stop.__context__, KeyboardInterrupt):
+        return 130  # Lightning shuts down after Ctrl-C and then exits with 1
+    return 143 if _is_lightnings("SIGTERMException", stop) else stop.code
 
 
-@contextmanager
-def _as_single_run(call: HydraConf) -> Iterator[None]:
-    """Let one job of a sweep find and leave this process as it would be for the job alone.
+def _is_lightnings(name: str, error: BaseException) -> bool:
+    """Whether it is this exception of Lightning's, where Lightning has been imported at all."""
+    lightning = sys.modules.get("pytorch_lightning.utilities.exceptions")
+    return lightning is not None and isinstance(error, getattr(lightning, name))
 
-    Lightning starts the same command line again for every further device: here that must not be
-    the whole sweep. It leaves its process group and the variables that name its place in it.
-    """
-    command, environment = sys.argv, dict(os.environ)
-    hydras = [own for own in _typed(call.overrides.hydra) if not own.startswith("hydra.mode=")]
-    sys.argv = [command[0], *hydras, *_typed(call.overrides.task)]
-    with read_write(call):
-        call.run.dir = call.runtime.output_dir
-    try:
-        yield
-    finally:
-        sys.argv = command
-        os.environ.clear()
-        os.environ.update(environment)
-        distributed = sys.modules.get("torch.distributed")
-        if distributed and distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
+
+def _composition(error: hydra_errors.HydraException, groups: list[str]) -> str | None:
+    """What Hydra could not read or compose; None for an error inside a constructor."""
+    match error, error.__cause__:
+        case hydra_errors.OverrideParseException(), _:
+            key, equals, value = error.override.partition("=")
+            if not equals:
+                return f"{key} is not an override; write key=value"
+            return (
+                f"{error.override} cannot be read ({error.message.splitlines()[0]}); quote a value "
+                f"with such characters: " + shlex.quote(f'{key}="{value}"')
+            )
+        case hydra_errors.MissingConfigException(missing_cfg_file=str() as path), _ if (
+            error.options
+        ):
+            group, _, choice = path.rpartition("/")
+            near = get_close_matches(choice, error.options)
+            guess = f"; did you mean {' or '.join(near)}?" if near else ";"
+            options = ", ".join(error.options)
+            return f"{group}={choice} does not exist{guess} {group} is one of {options}"
+        case (
+            _,
+            omegaconf_errors.ConfigKeyError() | omegaconf_errors.ConfigAttributeError() as cause,
+        ):
+            known = [*keys(cause.parent_node._get_root()), *groups]
+            return unknown_key(cause.full_key, known, cause.parent_node.get("_target_"))
+        case _, omegaconf_errors.OmegaConfBaseException() as cause:
+            return f"{_flat(error)}; {explain(cause, groups)}"
+        case _, None | UserError():
+            return _flat(error.__cause__ or error)
+    return None
+
+
+def _flat(error: BaseException) -> str:
+    """The message on one line; of a data worker's report only the message of the error itself."""
+    lines = str(error).rstrip().splitlines()
+    if lines[1:] and lines[1].startswith("Original Traceback"):
+        return lines[-1].partition(": ")[2]
+    return " ".join(str(error).split())

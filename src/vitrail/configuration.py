@@ -30,31 +30,13 @@ def check_config(config: DictConfig) -> None:
         OmegaConf.select(config, key)  # unlike to_container, it says which key does not resolve
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise UserError(no_value(missing[0]))
-    for key, node in constructors(OmegaConf.to_container(config, resolve=True)):
-        check_arguments(key, node)
-
-
-def check_additions(config: DictConfig, listed: DictConfig) -> None:
-    """Refuse what `config` has beyond `listed`, the YAML's own, where no constructor could know it.
-
-    Whatever lies inside a `_target_` node is left to `check_config` and to the constructor.
-    """
-    known = keys(listed)
-    for key in keys(config, into_constructors=False):
-        if key not in known:
-            raise UserError(unknown_key(key, known))
-
-
-def check_arguments(key: str, node: Mapping[str, Any]) -> None:
-    """Hold one plain `_target_` node against its constructor's signature, `**anything` allowed."""
-    parameters = signature(node["_target_"]).parameters
-    for name in node.keys() - HYDRAS_OWN:
-        argument = f"{key}.{name}" if key else name
-        if name in parameters:
-            check_type(argument, node[name], parameters[name].annotation)
-        elif all(other.kind is not other.VAR_KEYWORD for other in parameters.values()):
-            place = argument.removesuffix(name)
-            raise UserError(unknown_key(argument, [place + other for other in parameters]))
+    for key, node in constructors(config):
+        parameters = signature(node["_target_"]).parameters
+        for name in node.keys() - HYDRAS_OWN:
+            if name in parameters:
+                check_type(f"{key}.{name}", node[name], parameters[name].annotation)
+            elif all(other.kind is not other.VAR_KEYWORD for other in parameters.values()):
+                raise UserError(unknown_key(f"{key}.{name}", [f"{key}.{p}" for p in parameters]))
 
 
 def check_type(key: str, value: Any, annotation: Any) -> None:
@@ -69,40 +51,48 @@ def check_type(key: str, value: Any, annotation: Any) -> None:
     if type(value) in allowed or (type(value) is int and float in allowed):
         return
     takes = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
-    raise UserError(f"{key}={value} is a value of type {type(value).__name__}; it takes {takes}")
+    raise UserError(f"{key} must be {takes}, got {value} ({type(value).__name__})")
 
 
-def constructors(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every mapping with a `_target_` in plain containers, outer before inner, with its key."""
-    if isinstance(node, Mapping) and "_target_" in node:
-        yield key, node
-    for name, child in _children(node):
-        yield from constructors(child, f"{key}.{name}" if key else name)
+def check_additions(config: DictConfig, listed: DictConfig) -> None:
+    """Refuse what `config` has beyond `listed`, the YAML's own, where no constructor could know it.
+
+    Whatever lies inside a `_target_` node is left to `check_config` and to the constructor.
+    """
+    known = keys(listed)
+    for key, _ in _walk(OmegaConf.to_container(config, resolve=False), into_constructors=False):
+        if key not in known and not key.startswith("hydra."):
+            raise UserError(unknown_key(key, known))
 
 
-def keys(config: DictConfig, *, into_constructors: bool = True) -> list[str]:
+def read_switches(config: DictConfig) -> None:
+    """Make a truth value of `gate=off` and its like, and refuse what is none."""
+    words = {"on": True, "yes": True, "off": False, "no": False}
+    for key in [key for key in ("gate", "deterministic", "compile") if key in config]:
+        value = words.get(str(config[key]), config[key])
+        if (key, value) == ("compile", "auto"):
+            raise UserError("compile=auto does not exist any more; use compile=true or false")
+        if not isinstance(value, bool):
+            raise UserError(f"{key} must be true or false, got {value}")
+        config[key] = value
+
+
+def check_seed(seed: int | None) -> None:
+    """Refuse what numpy takes no seed from."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise UserError(f"seed must be a whole number in [0, {2**32 - 1}], got {seed}")
+
+
+def constructors(config: DictConfig) -> list[tuple[str, Mapping[str, Any]]]:
+    """Every node with a `_target_`, resolved and plain, outer before inner, with its key."""
+    nodes = _walk(OmegaConf.to_container(config, resolve=True))
+    return [(key, node) for key, node in nodes if _is_constructor(node)]
+
+
+def keys(config: DictConfig) -> list[str]:
     """The dotted keys of a config, branches and leaves, less those that Hydra has for itself."""
-
-    def walk(node: Any, place: str) -> Iterator[str]:
-        if not into_constructors and isinstance(node, Mapping) and "_target_" in node:
-            return
-        for name, child in _children(node):
-            if name not in HYDRAS_OWN:
-                yield place + name
-                yield from walk(child, f"{place}{name}.")
-
-    plain = OmegaConf.to_container(config, resolve=False)
-    return [key for key in walk(plain, "") if key.split(".")[0] != "hydra"]
-
-
-def required(target: str) -> set[str]:
-    """The names of the arguments without which the constructor cannot be called."""
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {
-        name
-        for name, parameter in signature(target).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in variadic
-    }
+    found = _walk(OmegaConf.to_container(config, resolve=False))
+    return [key for key, _ in found if key.split(".")[0] != "hydra"]
 
 
 @cache
@@ -110,7 +100,7 @@ def signature(target: str) -> inspect.Signature:
     """The signature of the callable with this dotted name, which is imported for it.
 
     A callable of C code may have none that can be read: then one that takes anything. Raises
-    ValueError where nothing has that name, and what its module raises on being imported.
+    UserError where nothing has that name, and what its module raises on being imported.
     """
     try:
         found = pydoc.locate(target)
@@ -135,8 +125,7 @@ def unknown_key(key: str, known: Collection[str], target: str | None = None) -> 
     place, _, name = key.rpartition(".")
     here = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == place}
     near = [here[close] for close in get_close_matches(name, here, cutoff=0.7)]
-    near = near or [other for other in known if other.rpartition(".")[2] == name]
-    if near:
+    if near := near or [other for other in known if other.rpartition(".")[2] == name]:
         return f"unknown key {key}; did you mean {' or '.join(near)}?"
     if target is not None and name in signature(target).parameters:
         return f"the config does not list {key}, but its constructor takes it: write +{key}=…"
@@ -149,11 +138,22 @@ def no_value(key: str) -> str:
     return f"{key} has no value; write {key}=…"
 
 
-def _children(node: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
-        yield from ((str(name), child) for name, child in node.items())
-    elif isinstance(node, list):
-        yield from ((str(index), child) for index, child in enumerate(node))
+def _walk(
+    node: Any, place: str = "", *, into_constructors: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in plain containers, outer before inner."""
+    if _is_constructor(node) and not into_constructors:
+        return
+    items = node.items() if isinstance(node, Mapping) else enumerate(node)
+    for name, child in items:
+        if name not in HYDRAS_OWN:
+            yield f"{place}{name}", child
+            if isinstance(child, Mapping | list):
+                yield from _walk(child, f"{place}{name}.", into_constructors=into_constructors)
+
+
+def _is_constructor(node: Any) -> bool:
+    return isinstance(node, Mapping) and "_target_" in node
 
 
 def _scalars(annotation: Any) -> list[type] | None:

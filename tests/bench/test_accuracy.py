@@ -29,7 +29,7 @@ from vitrail.bench.accuracy_findings import findings, mean, verdict
 from vitrail.bench.measurement import Context, Row
 from vitrail.bench.seed_run import FINISHED, SeedRun
 from vitrail.bench.wall_clock import moments
-from vitrail.cli import configs
+from vitrail.startup import configs
 from vitrail.training.classifier import Classifier
 
 # Two epochs of eight steps.
@@ -286,7 +286,7 @@ def test_the_command_keeps_what_was_done_when_it_is_killed(tmp_path):
     [
         ([], {"backends": []}, r"bench.backends=\[\] must name one or more"),
         ([], {"seeds": [1, 1]}, r"bench.seeds=\[1, 1\] must name one or more, each once"),
-        ([], {"seeds": [-1]}, "seed=-1 is no whole number"),
+        ([], {"seeds": [-1]}, "seed must be a whole number"),
         ([], {"backends": ["sdpa_flush"]}, "backend=sdpa_flush does not exist; did you mean sdpa_"),
         ([], {"target": 90}, "bench.target=90 is no accuracy"),
         (["trainer=ddp"], {}, "trainer.devices=auto may be several devices"),

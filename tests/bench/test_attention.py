@@ -28,7 +28,7 @@ from vitrail.bench.attention_call import AttentionCall, function_of
 from vitrail.bench.measurement import Context, Row
 from vitrail.bench.memory import RESOLUTION_MIB, peak_mib
 from vitrail.bench.shapes import Shape
-from vitrail.cli import configs
+from vitrail.startup import configs
 
 TINY = {"shapes": [[2, 2, 15, 8]], "dtypes": ["float32"], "masks": ["none"], "rounds": 3}
 BOTH = ("forward", "forward+backward")

@@ -15,8 +15,8 @@ from vitrail.bench.data_findings import findings
 from vitrail.bench.measurement import Context, Row
 from vitrail.bench.per_sample import PerSample, usual
 from vitrail.bench.pipelines import Epochs, NoPipeline, Pipelines
-from vitrail.cli import configs
 from vitrail.data.augment import UNCHANGED, Augment
+from vitrail.startup import configs
 
 SYNTHETIC = (
     "data=synthetic", "data.image_size=[6,10]", "data.dataset.train=44", "data.batch_size=8",

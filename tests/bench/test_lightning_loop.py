@@ -13,8 +13,8 @@ from vitrail.bench import lightning_loop
 from vitrail.bench.bare_loop import Batch, Training
 from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
 from vitrail.bench.step_members import Setting
-from vitrail.cli import configs
 from vitrail.run import train as run_train
+from vitrail.startup import configs
 
 TINY = (
     "trainer=cpu", "data=synthetic", "data.image_size=[8,12]", "data.batch_size=4",

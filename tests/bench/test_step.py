@@ -18,9 +18,9 @@ from vitrail.bench.measurement import Context, Row
 from vitrail.bench.memory import RESOLUTION_MIB
 from vitrail.bench.memory import peak_mib as real_peak_mib
 from vitrail.bench.step import StepBench
-from vitrail.cli import configs
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
+from vitrail.startup import configs
 from vitrail.training.classifier import Classifier
 
 TINY = (

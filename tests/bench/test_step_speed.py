@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from vitrail.bench.measurement import Context
-from vitrail.cli import configs
+from vitrail.startup import configs
 
 # 64 tokens, as CIFAR has them with patches of 4 pixels.
 SMALL = (

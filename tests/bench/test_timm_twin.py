@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 from timm.models import VisionTransformer
 
 from vitrail.bench.timm_twin import twin
-from vitrail.cli import configs
 from vitrail.model.stems import STEMS
-from vitrail.run.assemble import build_network
+from vitrail.run.plan import build_network
+from vitrail.startup import configs
 
 TINY = ("data.image_size=[8,12]", "model.dim=24", "model.depth=2", "model.heads=3")
 

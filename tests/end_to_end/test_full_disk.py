@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.run.saving import WholeFiles
+from vitrail.run.checkpoint import WholeFiles
 
 from .calls import read
 

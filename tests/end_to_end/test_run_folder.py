@@ -1,6 +1,7 @@
 """What `train.py` leaves and says, without a file of data, a key, a network or a keyboard."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from .calls import Answer, environment, read
+from .calls import ROOT, SMALL, Answer, environment, launch, read
 
 
 def test_training_ends_well_without_a_word_on_stderr(run):
@@ -68,6 +69,14 @@ def test_the_printed_eval_line_gives_the_same_figures_from_another_folder(run, t
     for name in ("confusion.png", "per_class.csv"):
         assert (evaluation / name).stat().st_size
     assert (evaluation / "per_class.csv").read_text() == (run.folder / "per_class.csv").read_text()
+
+
+def test_a_login_node_that_has_srun_is_no_reason_for_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    run = launch(ROOT / "train.py", *SMALL, "trainer.max_steps=1", "logger=none", place=tmp_path)
+    assert (run.code, run.err) == (0, "")
 
 
 def test_last_is_the_last_step_and_best_the_latest_of_the_best_epochs(train):

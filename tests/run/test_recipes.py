@@ -3,8 +3,8 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from vitrail.cli import configs
-from vitrail.run.assemble import Plan
+from vitrail.run.plan import Plan
+from vitrail.startup import configs
 
 RECIPES = sorted(path.stem for path in configs().glob("experiment/*.yaml"))
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from vitrail.cli import configs
 from vitrail.errors import UserError
 from vitrail.run.evaluate import evaluate_checkpoint
 from vitrail.run.train import train
+from vitrail.startup import configs
 
 SMALL = (
     "model.dim=16", "model.depth=1", "model.heads=2", "trainer=cpu", "logger=none",

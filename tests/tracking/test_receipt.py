@@ -1,15 +1,19 @@
+"""receipt.json says of each layer what was asked, what ran and why."""
+
 import json
 from dataclasses import replace
 
 import torch
 
-from vitrail.attention import Grid
+from vitrail.attention import Grid, backends
 from vitrail.attention.backends import Request
 from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.full import Full
+from vitrail.attention.selection.gate import GateResult
+from vitrail.attention.selection.layers import LayerPlan
 from vitrail.tracking.environment import describe
 from vitrail.tracking.kernel_watch import SeenKernels
-from vitrail.tracking.receipt import LayerReceipt, Receipt, earlier_parts
+from vitrail.tracking.receipt import Receipt, earlier_parts
 
 ASKED = Request("cpu", torch.bfloat16, batch=8, heads=3, queries=65, keys=65, width=64)
 PATTERN = GridPattern(Full(), Grid(8, 8, 1))
@@ -19,21 +23,21 @@ def receipt(**layers) -> Receipt:
     return Receipt(environment=describe(), precision="bf16-mixed", compiled=False, layers=layers)
 
 
-NAMED = LayerReceipt([ASKED], requested="sdpa", chosen="sdpa", why="named")
-CHOSEN = LayerReceipt(
-    [
+NAMED = LayerPlan((ASKED,), "sdpa", backends.load("sdpa"), "named")
+CHOSEN = LayerPlan(
+    (
         replace(ASKED, dtype=torch.float32, compute=(9, 0)),
         replace(ASKED, queries=1, masks=frozenset({"pattern", "padding"}), pattern=PATTERN),
-    ],
+    ),
     requested="auto",
-    chosen="eager",
+    backend=backends.load("eager"),
     why="7.9 ms, sdpa_flash 53 ms",
     pattern="Window(size=(4, 4), shift=(2, 2))",
     position="Bias",
     scale="learned",
     rejected={"flex": "cannot compute gradients", "flash_attn": "cannot run on cpu"},
-    times_ms={"eager": 7.9, "sdpa_flash": 53.0},
-    gate=[{"errors": {"out": 0.004}, "allowed": {"out": 0.018}, "seconds": 0.03}],
+    times={"eager": 0.0079, "sdpa_flash": 0.053},
+    gate=(GateResult({"out": 0.1}, {"out": 0.004}, {"out": 0.018}, True, 0.03),),
 )
 
 
@@ -94,7 +98,7 @@ def test_as_a_table_it_has_one_row_a_layer_of_plain_values():
     assert rows[1]["rejected"] == "flex: cannot compute gradients; flash_attn: cannot run on cpu"
     assert rows[1]["times_ms"] == "eager: 7.9; sdpa_flash: 53.0"
     assert rows[1]["gate"] == "out: 4.0e-03 of 1.8e-02"
-    assert rows[0]["gate"] == "gate: off"
+    assert rows[0]["gate"] == "off"
     assert rows[1]["compute"] == "[9, 0]"
     assert rows[0]["dtype"] == "bfloat16"
 

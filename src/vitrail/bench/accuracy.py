@@ -14,8 +14,9 @@ from vitrail.bench.intervals import share_interval
 from vitrail.bench.measurement import Cell, Context, Findings, Row, Value
 from vitrail.bench.one_device import check_one_device
 from vitrail.bench.seed_run import SeedRun
+from vitrail.configuration import check_seed
 from vitrail.errors import UserError
-from vitrail.run.assemble import Plan, check_seed
+from vitrail.run.plan import Plan
 
 FIGURES = (
     "layers", "split", "images", "accuracy", "accuracy_low", "accuracy_high", "loss",

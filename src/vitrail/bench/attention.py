@@ -26,7 +26,7 @@ from vitrail.bench.rounds import LEAST, check_rounds
 from vitrail.bench.shapes import Shape
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.run.assemble import AUTO, build_network, device_of
+from vitrail.run.plan import build_network, device_of
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 MASKS = {
@@ -84,11 +84,6 @@ class AttentionBench:
                 if value not in known:
                     raise UserError(f"bench.{name} has {value}; use {', '.join(known)}")
         check_rounds(self.rounds, self.seconds)
-        if self.context.config.compile == AUTO:
-            raise UserError(
-                "compile=auto is for a training; bench=attention takes compile=true or "
-                "compile=false"
-            )
         for name in self.backends or ():
             if name not in backends.names():
                 backends.load(name)  # or it says which there are

@@ -51,7 +51,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LoggerFactory:
     """What a training step does beside the network, as the config has it.
 
     clip: the largest norm of all gradients together, None for no clipping.
@@ -73,7 +73,7 @@ class Training:
     def __init__(
         self,
         network: nn.Module,
-        recipe: Recipe,
+        recipe: LoggerFactory,
         arithmetic: Arithmetic,
         *,
         device: str,
@@ -124,7 +124,7 @@ def infer(network: nn.Module, batch: Batch, arithmetic: Arithmetic) -> Tensor:
 def training_step(
     network: nn.Module,
     layers: Mapping[str, str],
-    recipe: Recipe,
+    recipe: LoggerFactory,
     arithmetic: Arithmetic,
     batch: Batch,
 ) -> Callable[[], object]:

@@ -13,7 +13,7 @@ from vitrail.attention.selection.layers import LayerPlan, set_backends
 from vitrail.bench.bare_loop import Batch, infer
 from vitrail.bench.proved import proved, refusal
 from vitrail.run import checkpoint
-from vitrail.run.assemble import Plan, build_network, device_of
+from vitrail.run.plan import Plan, build_network, device_of
 from vitrail.training.precision import Arithmetic
 
 
@@ -60,7 +60,7 @@ class Evaluation:
 
     def __init__(self, path: Path):
         self._saved = checkpoint.read(str(path))
-        config = OmegaConf.create(self._saved.description["recipe"])
+        config = OmegaConf.create(self._saved.description["unresolved_config"])
         config.precision = self._saved.description["precision"]
         self._deterministic = config.deterministic
         self._plan = Plan.asking(config, training=False)

@@ -10,10 +10,9 @@ from pytorch_lightning import Trainer
 
 from vitrail.attention.selection.stopwatch import Times, clock, interleave
 from vitrail.bench.bare_loop import Batch
-from vitrail.run.around_steps import around_steps
-from vitrail.run.assemble import Plan, build_trainer
-from vitrail.run.saving import BestAndLast, WholeFiles
-from vitrail.run.stopping import StopBetweenBatches
+from vitrail.run.callbacks import StopBetweenBatches, step_callbacks
+from vitrail.run.checkpoint import BestAndLast, WholeFiles
+from vitrail.run.plan import Plan, build_trainer
 from vitrail.tracking.loggers import open_loggers
 from vitrail.training.classifier import Classifier
 
@@ -83,7 +82,7 @@ def drive(
             default_root_dir=folder,
             logger=loggers,
             plugins=[WholeFiles()],
-            callbacks=around_steps(
+            callbacks=step_callbacks(
                 plan,
                 loggers,
                 folder,

@@ -13,12 +13,13 @@ from vitrail.bench.report import Page, Table, machine
 from vitrail.bench.results import CELLS, LOGGER, Results, Subject, check, settings_in
 from vitrail.bench.screen import Screen
 from vitrail.bench.tracking import track
+from vitrail.configuration import read_switches
 from vitrail.errors import UserError
-from vitrail.run.assemble import build_loggers, read_switches
-from vitrail.run.next_command import next_command
-from vitrail.run.quiet import quiet
+from vitrail.run.console import next_command
+from vitrail.run.plan import build_loggers
+from vitrail.startup import quiet_libraries
 from vitrail.tracking import environment
-from vitrail.tracking.loggers import Recipe
+from vitrail.tracking.loggers import LoggerFactory
 
 # Keys that say where results come from and go to, and change none of them.
 ASIDE = ("into", "compare", "runs", LOGGER)
@@ -30,7 +31,7 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
     overrides: as typed. Where `into` is all that they say, the folder brings its own config.
     Raises UserError where the folder holds something else, or nothing could be measured.
     """
-    quiet()
+    quiet_libraries()
     config = _continued(config, folder, overrides)
     read_switches(config)
     if config.ckpt_path is not None:
@@ -38,7 +39,7 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
             f"ckpt_path={config.ckpt_path} has no use here: what is measured begins from its own "
             "weights; leave it out, or evaluate it with eval.py"
         )
-    recipes = build_loggers(config)
+    factories = build_loggers(config)
     subject = _subject(config, overrides)
     check(folder, subject)
     build = instantiate(config.bench, _partial_=True, _convert_="all")
@@ -58,11 +59,11 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
         raise
     if not results.rows:
         raise UserError(f"bench={results.subject.bench} leaves nothing to measure; name more of it")
-    _publish(recipes, folder, measurement, results)
+    _publish(factories, folder, measurement, results)
 
 
 def _publish(
-    recipes: Mapping[str, Recipe], folder: Path, measurement: Measurement, results: Results
+    factories: Mapping[str, LoggerFactory], folder: Path, measurement: Measurement, results: Results
 ) -> None:
     """Files first: they are complete where a logger then fails."""
     subject, rows = results.subject, results.rows
@@ -98,7 +99,7 @@ def _publish(
     )
     pictures = leave(folder, page, rows, about)
     sync_command = track(
-        recipes,
+        factories,
         folder,
         name=subject.bench,
         run_id=results.id,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from hydra.core.utils import env_override
 
-from vitrail.run.allocator import M_MMAP_THRESHOLD
+from vitrail.startup import M_MMAP_THRESHOLD
 
 MIB = 2**20
 RESOLUTION_MIB = 1.0  # what is less on a CPU is about as much as its count strays by

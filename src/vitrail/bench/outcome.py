@@ -11,7 +11,7 @@ from vitrail.bench import charts, report
 from vitrail.bench.measurement import Row
 from vitrail.bench.report import Page
 from vitrail.bench.results import write_tables
-from vitrail.run.next_command import shown
+from vitrail.run.console import shown
 
 
 def leave(

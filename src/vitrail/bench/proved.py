@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from vitrail.attention.backends import AUTO
 from vitrail.attention.selection.gate import FailedGate
 from vitrail.attention.selection.layers import LayerPlan, Rules, plan_layers
-from vitrail.run.assemble import Plan
-from vitrail.run.backend_table import against
+from vitrail.run.console import against
+from vitrail.run.plan import Plan
 
 
 def proved(

@@ -13,7 +13,7 @@ from typing import Any
 
 from vitrail.bench.measurement import Row
 from vitrail.errors import UserError
-from vitrail.run.next_command import shown
+from vitrail.run.console import shown
 from vitrail.tracking.atomic import naming, write_json, write_text
 
 CELLS = "cells.jsonl"

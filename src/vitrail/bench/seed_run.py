@@ -8,8 +8,8 @@ from statistics import median
 from omegaconf import DictConfig, OmegaConf
 
 from vitrail.bench.wall_clock import Moment, moments
-from vitrail.run.folder import CHECKPOINTS
 from vitrail.run.train import train
+from vitrail.startup import CHECKPOINTS
 from vitrail.tracking.atomic import write_json
 
 FINISHED = "finished.json"  # written last, so that a folder without it is gone on with

@@ -15,7 +15,7 @@ from vitrail.attention.selection.stopwatch import clock
 from vitrail.bench.attention_share import attention_share
 from vitrail.bench.bare_loop import (
     Batch,
-    Recipe,
+    LoggerFactory,
     Training,
     infer,
     inference_pass,
@@ -30,7 +30,7 @@ from vitrail.bench.timm_twin import twin
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
-from vitrail.run.assemble import Plan, build_classifier, build_network, device_of
+from vitrail.run.plan import Plan, build_classifier, build_network, device_of
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Arithmetic
 
@@ -68,9 +68,9 @@ class Setting:
         return network
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> LoggerFactory:
         classifier = self.classifier(nn.Identity())
-        return Recipe(
+        return LoggerFactory(
             classifier.optim,
             classifier.mixing,
             classifier.label_smoothing,

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bench.measurement import Row
-from vitrail.tracking.loggers import Recipe, open_loggers
+from vitrail.tracking.loggers import LoggerFactory, open_loggers
 from vitrail.tracking.wandb_run import WandbRun
 
 MOST_ROWS = 10_000  # of one table; wandb drops those beyond, and does not say so
 
 
 def track(
-    recipes: Mapping[str, Recipe],
+    factories: Mapping[str, LoggerFactory],
     folder: Path,
     *,
     name: str,
@@ -28,7 +28,7 @@ def track(
     name: what was measured. run_id: of the W&B run; a second call goes on with it. about: plain
     containers that take the place of a training run's config.
     """
-    placed = {key: _placed(recipe, folder, name) for key, recipe in recipes.items()}
+    placed = {key: _placed(factory, folder, name) for key, factory in factories.items()}
     with open_loggers(placed, folder, config=about, run_id=run_id, resumed_at=None) as loggers:
         for start in range(0, len(rows), MOST_ROWS):
             part = f"_{start // MOST_ROWS + 1}" if start else ""
@@ -44,7 +44,7 @@ def group(folder: Path) -> str:
     return next(part for part in reversed(folder.resolve().parts) if not part.isdecimal())
 
 
-def _placed(recipe: Recipe, folder: Path, name: str) -> Recipe:
-    if not isinstance(recipe, WandbRun):
-        return recipe
-    return replace(recipe, group=recipe.group or group(folder), name=recipe.name or name)
+def _placed(factory: LoggerFactory, folder: Path, name: str) -> LoggerFactory:
+    if not isinstance(factory, WandbRun):
+        return factory
+    return replace(factory, group=factory.group or group(folder), name=factory.name or name)

@@ -1,5 +1,6 @@
-"""Evaluate a checkpoint with the config that it brings, here and on what a person says."""
+"""Evaluate a checkpoint with the config that it brings; measure and publish what it comes to."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,23 +10,24 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import LambdaCallback
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from vitrail.attention.selection.layers import LayerPlan, set_backends
+from vitrail.data.module import ImageData
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.run import checkpoint
-from vitrail.run.assemble import Plan, build_classifier, build_network, build_trainer
-from vitrail.run.backend_table import ASK, show_backends
+from vitrail.run import checkpoint, console
 from vitrail.run.checkpoint import Checkpoint
-from vitrail.run.figures import measure, publish
-from vitrail.run.next_command import pasteable, shown
-from vitrail.run.quiet import quiet
-from vitrail.run.summary import attention_line, data_line
+from vitrail.run.plan import Plan, build_classifier, build_network, build_trainer
+from vitrail.startup import quiet_libraries
+from vitrail.tracking import confusion
 from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers
-from vitrail.tracking.summary import show
+from vitrail.training.classifier import Classifier
 from vitrail.training.progress import Progress
+
+FIGURES = ("acc", "acc_top5", "loss")  # of a report; acc_top5 where there are more than 5 classes
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class EvaluationReport:
 
 def evaluate(config: DictConfig, run_dir: Path) -> None:
     """Evaluate `config.ckpt_path`, which brings its own config; `config` says where and on what."""
-    quiet()
+    quiet_libraries()
     saved = checkpoint.read(config.ckpt_path)
     own = own_config(saved)
     own.trainer = config.trainer
@@ -77,24 +79,25 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     }.items():
         if value is not None:
             OmegaConf.update(own, key, value, force_add=True)
-    if config.backend == ASK:
-        show_backends(own, training=False)
+    if config.backend == console.ASK:
+        console.show_backends(own, training=False)
         return
     evaluation = Evaluation(saved, own, backend=config.backend, split=config.split, gate=False)
     data, plan, split = evaluation.data, evaluation.plan, evaluation.split
     whole = data.has_split("all") and config.split is None  # a folder that comes without splits
 
     def summary(*_: object) -> None:
+        place = console.pasteable(saved.path)
         why_precision = "as in training" if config.precision is None else plan.why_precision
-        show(
+        console.show_facts(
             {
-                "checkpoint": f"{pasteable(saved.path)} (epoch {saved.epoch}, step {saved.step})",
+                "checkpoint": f"{place} (epoch {saved.epoch}, step {saved.step})",
                 "weights": "averaged (EMA)" if saved.averaged else "raw",
-                "data": data_line(data),
+                "data": console.data_line(data),
                 "split": split + ", held out of this folder; split=all takes it whole" * whole,
-                "attention": attention_line(plan.layers),
+                "attention": console.attention_line(plan.layers),
                 "precision": f"{plan.precision} ({why_precision})",
-                "run folder": shown(run_dir),
+                "run folder": console.shown(run_dir),
             }
         )
 
@@ -135,7 +138,7 @@ def evaluate_checkpoint(
         UserError: the checkpoint cannot be read or does not fit its model.
         Refused, FailedGate: both UserErrors; the backend may not compute this model here.
     """
-    quiet()
+    quiet_libraries()
     saved = checkpoint.read(str(path))
     evaluation = Evaluation(saved, own_config(saved), backend=backend, split=split, gate=gate)
     kept = KeptLogits() if keep_logits else None
@@ -153,7 +156,7 @@ def evaluate_checkpoint(
 
 def own_config(saved: Checkpoint) -> DictConfig:
     """The config of a checkpoint, with the precision that its training came to."""
-    config = OmegaConf.create(saved.description["recipe"])
+    config = OmegaConf.create(saved.description["unresolved_config"])
     config.precision = saved.description["precision"]
     return config
 
@@ -195,6 +198,7 @@ class Evaluation:
         gate: bool,
     ):
         self._saved, self._config = saved, config
+        config.compile = False
         if backend is not None:
             config.backend = backend
         config.gate = gate
@@ -226,3 +230,37 @@ class Evaluation:
             callbacks=[*callbacks],
         )
         return measure(trainer, self.classifier, self.data, self._saved.path, self.split)
+
+
+def measure(
+    trainer: Trainer, classifier: Classifier, data: ImageData, path: Path, split: str
+) -> dict[str, Any]:
+    """Accuracy, loss and confusion of a checkpoint's weights over every image of a split.
+
+    The weights must fit, see `Checkpoint.check`; the averaged ones are taken where there are any.
+    """
+    data.evaluated_split = split
+    with warnings.catch_warnings():
+        # Those of training, which an evaluation has no use for.
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks")
+        trainer.test(classifier, datamodule=data, ckpt_path=path, weights_only=True, verbose=False)
+    return classifier.report("test")
+
+
+@rank_zero_only
+def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: str) -> None:
+    """Print the figures, and leave pictures and tables in the run's folder and in its loggers."""
+    figures = {name: report[name] for name in FIGURES if name in report}
+    classes = report["classes"]
+    rows = confusion.per_class(report["confusion"], classes)
+    confusion.write_per_class(run_dir / "per_class.csv", rows)
+    title = f"{split}: {report['acc']:.2%} of {report['count']:,} images"
+    confusion.draw(run_dir / "confusion.png", report["confusion"], classes, title=title)
+    loggers.show_summary({f"{split}/{name}": value for name, value in figures.items()})
+    loggers.show_picture(f"{split}/confusion", run_dir / "confusion.png")
+    loggers.show_table(f"{split}/per_class", rows)
+    top5 = f", top-5 {report['acc_top5']:.4f}" if "acc_top5" in report else ""
+    print(
+        f"{split} accuracy {report['acc']:.4f}{top5}, loss {report['loss']:.6f}, "
+        f"{report['count']:,} images"
+    )

@@ -14,33 +14,25 @@ import vitrail
 from vitrail.attention.selection.layers import set_backends
 from vitrail.data.module import ImageData
 from vitrail.errors import UserError
-from vitrail.run import checkpoint
-from vitrail.run.around_steps import around_steps
-from vitrail.run.assemble import (
+from vitrail.run import checkpoint, console
+from vitrail.run.callbacks import CompileTime, StopBetweenBatches, step_callbacks
+from vitrail.run.checkpoint import BestAndLast, Checkpoint, SelfDescription, WholeFiles
+from vitrail.run.console import say
+from vitrail.run.evaluate import FIGURES, measure, publish
+from vitrail.run.plan import (
     Plan,
     build_classifier,
     build_loggers,
     build_network,
     build_trainer,
-    settled,
+    portable,
 )
-from vitrail.run.backend_table import ASK, show_backends
-from vitrail.run.checkpoint import Checkpoint
-from vitrail.run.compiling import CompileTime, Compiling
-from vitrail.run.figures import FIGURES, measure, publish
-from vitrail.run.next_command import next_command, shown
-from vitrail.run.quiet import quiet
-from vitrail.run.saving import BestAndLast, SelfDescription, WholeFiles
-from vitrail.run.stopping import StopBetweenBatches
-from vitrail.run.summary import attention_line, data_line, gate_line, model_line, training_line
+from vitrail.startup import quiet_libraries
 from vitrail.tracking import environment
 from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers, open_loggers
 from vitrail.tracking.metrics_csv import read_metrics
-from vitrail.tracking.summary import show
 from vitrail.training.ema import EMA
-
-say = rank_zero_only(print)
 
 
 @dataclass(frozen=True)
@@ -83,15 +75,15 @@ def train(
     Raises:
         UserError: parts of the config clash, before any data is read, or the data do not fit.
     """
-    quiet()
+    quiet_libraries()
     resumed, saved = None, None
     named = any(override.startswith("backend=") for override in overrides)
     if config.ckpt_path is not None:
         resumed = checkpoint.read(config.ckpt_path)
         config = resumed.continued(config, overrides, choices or {})
         saved = None if named else resumed.description["backends"]
-    if config.backend == ASK:
-        show_backends(config, training=True)
+    if config.backend == console.ASK:
+        console.show_backends(config, training=True)
         return TrainingResult(run_dir, None, {})
     plan = Plan.of(config, training=True, saved=saved)
     if named:
@@ -104,11 +96,10 @@ def train(
         resumed.check(network)
     set_backends(network, plan.layers)
     done = 0 if resumed is None else resumed.step
-    compiling = Compiling.settled(config, plan, network, done=done)
-    if compiling.chosen:
+    if config.compile:
         network.compile()
     classifier = build_classifier(config, network, classes)
-    config = settled(config, data)
+    config = portable(config, data)
     write_config(config, run_dir)
     with open_loggers(
         build_loggers(config),
@@ -123,16 +114,16 @@ def train(
         stopping = StopBetweenBatches()
 
         def summary(trainer: Trainer, *_: object) -> None:
-            show(
+            console.show_facts(
                 {
-                    "data": data_line(data),
-                    "model": model_line(network, plan.meta_model, data.image_size),
-                    "attention": attention_line(plan.layers),
-                    "gate": gate_line(plan.layers),
-                    "compiled": f"{'yes' if compiling.chosen else 'no'} ({compiling.why})",
+                    "data": console.data_line(data),
+                    "model": console.model_line(network, plan.meta_model, data.image_size),
+                    "attention": console.attention_line(plan.layers),
+                    "gate": console.gate_line(plan.layers),
+                    "compiled": "yes" if config.compile else "no (compile=false)",
                     "precision": f"{plan.precision} ({plan.why_precision})",
-                    "training": training_line(trainer, data.batch_size, done),
-                    "run folder": shown(run_dir),
+                    "training": console.training_line(trainer, data.batch_size, done),
+                    "run folder": console.shown(run_dir),
                 }
             )
 
@@ -148,16 +139,16 @@ def train(
                 *averaging,
                 *attention_maps(config, data, run_dir, loggers, tested=split),
                 SelfDescription(describe(config, plan, classes, loggers)),
-                *around_steps(
+                *step_callbacks(
                     plan,
                     loggers,
                     run_dir,
                     stopping=stopping,
                     checkpoints=checkpoints,
-                    compiled=compiling.chosen,
+                    compiled=config.compile,
                     from_step=done,
                 ),
-                *([CompileTime()] if compiling.chosen else []),
+                *([CompileTime()] if config.compile else []),
             ],
         )
         try:
@@ -169,7 +160,8 @@ def train(
             )
         except (KeyboardInterrupt, SystemExit) as stop:
             if checkpoints.last.is_file():
-                say(f"stopped; go on with: {next_command('train', ckpt_path=checkpoints.last)}")
+                go_on = console.next_command("train", ckpt_path=checkpoints.last)
+                say(f"stopped; go on with: {go_on}")
             if stopping.asked:
                 raise KeyboardInterrupt from stop
             raise
@@ -181,10 +173,10 @@ def train(
             report = measure(trainer, classifier, data, best, split)
             publish(report, run_dir, loggers, split)
             metrics |= {f"{split}/{name}": report[name] for name in FIGURES if name in report}
-        say(f"checkpoint: {shown(best)}")
+        say(f"checkpoint: {console.shown(best)}")
         if loggers.sync_command:
             say(f"W&B run: {loggers.sync_command}")
-        say(f"evaluate it again: {next_command('eval', ckpt_path=best)}")
+        say(f"evaluate it again: {console.next_command('eval', ckpt_path=best)}")
     return TrainingResult(run_dir, best, metrics)
 
 
@@ -203,7 +195,7 @@ def training_metrics(run_dir: Path, trainer: Trainer, checkpoints: BestAndLast) 
 def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None) -> list[str]:
     """Fetch and list the data; the names of its classes, or those of the run that goes on.
 
-    `config.model.num_classes` may ask for more, which are then unused; ValueError for fewer.
+    `config.model.num_classes` may ask for more, which are then unused; UserError for fewer.
     """
     data.prepare_data()
     if resumed is not None:
@@ -245,7 +237,7 @@ def describe(
     return {
         checkpoint.KEY: vitrail.__version__,
         "config": OmegaConf.to_container(config, resolve=True),
-        "recipe": OmegaConf.to_container(config, resolve=False),
+        "unresolved_config": OmegaConf.to_container(config, resolve=False),
         "precision": plan.precision,
         "backends": {name: layer.backend.name for name, layer in plan.layers.items()},
         "environment": environment.describe(),

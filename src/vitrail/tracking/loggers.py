@@ -13,11 +13,11 @@ from vitrail.tracking.metrics_csv import MetricsCSV
 from vitrail.tracking.run_logger import RunLogger
 
 
-class Recipe(Protocol):
+class LoggerFactory(Protocol):
     """What a YAML file in `configs/logger/` builds: how to log, before it is known where."""
 
     def open(self, folder: Path, *, run_id: str | None, resumed_at: int | None) -> RunLogger | None:
-        """The logger of the run in that folder, or None where the recipe is switched off."""
+        """The logger of the run in that folder, or None where the factory is switched off."""
 
 
 class Loggers(list[RunLogger]):
@@ -61,33 +61,33 @@ class Loggers(list[RunLogger]):
 
 @contextmanager
 def open_loggers(
-    recipes: Mapping[str, Recipe],
+    factories: Mapping[str, LoggerFactory],
     folder: Path,
     *,
     config: Mapping[str, Any],
     run_id: str | None,
     resumed_at: int | None,
 ) -> Iterator[Loggers]:
-    """metrics.csv and what the recipes add, closed as finished or failed when the block is left.
+    """metrics.csv and what the factories add, closed as finished or failed when the block is left.
 
-    Only the first process opens recipes; in the others metrics.csv's logger stands alone and idle.
+    Only the first process opens any; in the others metrics.csv's logger stands alone and idle.
 
     Args:
-        recipes: by name, as Hydra instantiates the config group `logger`.
+        factories: by name, as Hydra instantiates the config group `logger`.
         folder: the run's folder.
         config: the resolved config as plain nested containers; shown once.
         run_id: what `Loggers.run_id` was in the run that is resumed, else None.
         resumed_at: the resumed checkpoint's `global_step`, else None.
 
     Raises:
-        UserError: a recipe cannot work here; in one line, and before anything is logged.
+        UserError: a factory cannot work here; in one line, and before anything is logged.
     """
     loggers = Loggers([MetricsCSV(folder, resumed_at=resumed_at)], run_id=run_id)
     exit_code = 1
     try:
         if rank_zero_only.rank == 0:
-            for recipe in recipes.values():
-                logger = recipe.open(folder, run_id=run_id, resumed_at=resumed_at)
+            for factory in factories.values():
+                logger = factory.open(folder, run_id=run_id, resumed_at=resumed_at)
                 if logger is not None:
                     loggers.append(logger)
         for logger in loggers:

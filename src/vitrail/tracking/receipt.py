@@ -1,95 +1,105 @@
 """receipt.json: what each attention layer asked for, what it got and why, and on what machine."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_only
 
-from vitrail.attention.backends import Request
+from vitrail.attention.selection.layers import LayerPlan
+from vitrail.tracking import environment
 from vitrail.tracking.atomic import write_json
-from vitrail.tracking.kernel_watch import SeenKernels
-
-
-@dataclass(frozen=True)
-class LayerReceipt:
-    """One attention layer.
-
-    Args:
-        pattern, position, scale: what the layer is made of, as text.
-        requests: shapes, dtype, masks and whatever else decides who can serve each distinct call
-            of the layer, the largest call first.
-        requested: the backend that the config named.
-        chosen: the backend that computes the layer.
-        variant: which of several kernels behind that name, None where there is one.
-        why: the reason for the choice in a few words.
-        rejected: the reason against each backend that was considered and not chosen, by its name.
-        times_ms: the median of each backend that was measured on the largest call.
-        gate: how far each tensor of each call is from float64 and how far it may be, or "off".
-    """
-
-    requests: Sequence[Request]
-    requested: str
-    chosen: str
-    why: str
-    pattern: str = ""
-    position: str = ""
-    scale: str = ""
-    variant: str | None = None
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    times_ms: Mapping[str, float] = field(default_factory=dict)
-    gate: Sequence[Mapping[str, Any]] | str = "off"
+from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
+from vitrail.tracking.loggers import Loggers
 
 
 @dataclass(frozen=True)
 class Receipt:
     """What computed a run.
 
-    Args:
+    Attributes:
         environment: as `vitrail.tracking.environment.describe` gives it.
         precision: Lightning's name of it.
         compiled: whether the network ran under torch.compile.
-        from_step: the optimizer step that this part of the run begins at, 0 unless it was resumed.
         layers: by the module's name.
         kernels: what the profiler saw, None until then.
+        from_step: the optimizer step that this part of the run begins at, 0 unless it was resumed.
         earlier: receipts of the parts of the run before it was resumed, the oldest first.
     """
 
     environment: Mapping[str, Any]
     precision: str
     compiled: bool
-    layers: Mapping[str, LayerReceipt]
+    layers: Mapping[str, LayerPlan]
     kernels: SeenKernels | None = None
     from_step: int = 0
     earlier: Sequence[Mapping[str, Any]] = ()
 
+    def content(self) -> dict[str, Any]:
+        """What the file holds, as containers that JSON knows."""
+        layers = {name: _layer(layer) for name, layer in self.layers.items()}
+        kernels = None if self.kernels is None else vars(self.kernels)
+        content = {**vars(self), "layers": layers, "kernels": kernels}
+        return json.loads(json.dumps(content, default=_plain))
+
     def rows(self) -> list[dict[str, Any]]:
-        """One row a layer, for a table."""
-        return [
-            {
-                "layer": name,
-                "requested": layer.requested,
-                "chosen": layer.chosen,
-                "variant": layer.variant,
-                "why": layer.why,
-                "pattern": layer.pattern,
-                "position": layer.position,
-                "scale": layer.scale,
-                "rejected": _joined(layer.rejected),
-                "times_ms": _joined(layer.times_ms),
-                "gate": _joined(_gate(layer)),
-                **{name: _cell(value) for name, value in _fields(request).items()},
-            }
-            for name, layer in self.layers.items()
-            for request in layer.requests[:1]
-        ]
+        """One row a layer of plain values, for a table; of its calls the largest."""
+        rows = []
+        for name, layer in self.content()["layers"].items():
+            gate, requests = layer.pop("gate"), layer.pop("requests")
+            if gate != "off":
+                largest = gate[0] if gate else {"errors": {}}
+                gate = {
+                    tensor: f"{error:.1e} of {largest['allowed'][tensor]:.1e}"
+                    for tensor, error in largest["errors"].items()
+                }
+            cells = {"layer": name, **layer, "gate": gate, **requests[0]}
+            rows.append({key: _cell(value) for key, value in cells.items()})
+        return rows
 
     def write(self, path: Path) -> None:
         """Write it as JSON, replacing an earlier one; raises OSError when it cannot."""
-        write_json(path, _plain(_fields(self)))
+        write_json(path, self.content())
+
+
+def watch(
+    layers: Mapping[str, LayerPlan],
+    loggers: Loggers,
+    folder: Path,
+    *,
+    precision: str,
+    compiled: bool,
+    from_step: int,
+) -> KernelWatch:
+    """Write the receipt now, and again with the kernels that the first steps are seen to call.
+
+    Args:
+        layers: the plan of each attention layer by name.
+        loggers: show layers and kernels as tables.
+        folder: the run's, for receipt.json. Receipts of earlier parts stay in the new one.
+        precision, compiled, from_step: see `Receipt`.
+    """
+    path = folder / "receipt.json"
+    described = environment.describe()
+    earlier = earlier_parts(path)
+    receipt = Receipt(described, precision, compiled, layers, None, from_step, earlier)
+    rank_zero_only(receipt.write)(path)
+    if layers:
+        loggers.show_table("receipt", receipt.rows())
+
+    def record(seen: SeenKernels) -> None:
+        replace(receipt, kernels=seen).write(path)
+        loggers.show_table("kernels", seen.rows())
+
+    promises = {
+        layer.backend.name: layer.backend.kernels(layer.requests[0], compiled=compiled)
+        for layer in layers.values()
+    }
+    # The first step of a compiled graph traces it, which calls every operator that is considered.
+    return KernelWatch(promises, record, step=1 if compiled else 0)
 
 
 def earlier_parts(path: Path) -> list[dict[str, Any]]:
@@ -101,40 +111,36 @@ def earlier_parts(path: Path) -> list[dict[str, Any]]:
     return [*before.pop("earlier", []), before]
 
 
-def _gate(layer: LayerReceipt) -> Mapping[str, str]:
-    """Each tensor's error on the largest call beside what is allowed."""
-    if isinstance(layer.gate, str):
-        return {"gate": layer.gate}
+def _layer(layer: LayerPlan) -> dict[str, Any]:
+    proved = layer.gate or layer.backend.name == "reference"
+    results = [
+        {"errors": result.errors, "allowed": result.allowed, "seconds": result.seconds}
+        for result in layer.gate
+    ]
     return {
-        name: f"{error:.1e} of {call['allowed'][name]:.1e}"
-        for call in layer.gate[:1]
-        for name, error in call["errors"].items()
+        "requests": [vars(request) for request in layer.requests],
+        "requested": layer.requested,
+        "chosen": layer.backend.name,
+        "why": layer.why,
+        "pattern": layer.pattern,
+        "position": layer.position,
+        "scale": layer.scale,
+        "variant": layer.backend.variant(layer.requests[0]),
+        "rejected": layer.rejected,
+        "times_ms": {name: round(1000 * seconds, 3) for name, seconds in layer.times.items()},
+        "gate": results if proved else "off",
     }
 
 
-def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-
-
-def _joined(parts: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in parts.items())
-
-
 def _plain(value: Any) -> Any:
-    """Containers that JSON knows; dtypes by their short name, rules as they print."""
-    if isinstance(value, LayerReceipt | Request | SeenKernels):
-        return _plain(_fields(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(_plain(item) for item in value)
+    """What JSON does not know: dtypes by their short name, sets in order, rules as they print."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    return sorted(value) if isinstance(value, frozenset) else str(value)
 
 
 def _cell(value: Any) -> str | int | float | bool | None:
-    plain = _plain(value)
-    return plain if plain is None or isinstance(plain, str | int | float) else str(plain)
+    """A value of a table: mappings as one text."""
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {what}" for name, what in value.items())
+    return str(value) if isinstance(value, list) else value

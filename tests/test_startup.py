@@ -8,7 +8,7 @@ import pytest
 
 TOUCHED = """
 import ctypes, resource, torch
-from vitrail.run.allocator import keep_freed_memory
+from vitrail.startup import keep_freed_memory
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, which are few
 {call}
 def faults():
@@ -32,8 +32,8 @@ def test_a_large_tensor_lies_where_the_one_freed_before_it_lay():
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    from vitrail.run import allocator
+    from vitrail import startup
 
-    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: pytest.fail("it was asked"))
-    allocator.keep_freed_memory()
+    monkeypatch.setattr(startup.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(startup.ctypes, "CDLL", lambda _: pytest.fail("it was asked"))
+    startup.keep_freed_memory()

@@ -14,18 +14,17 @@ from torch import nn
 
 from vitrail.attention.selection.layers import LayerPlan, Rules, plan_layers
 from vitrail.attention.selection.requests import requests_of
+from vitrail.configuration import check_seed, read_switches
 from vitrail.data.module import ImageData
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.tracking.loggers import Recipe
+from vitrail.tracking.loggers import LoggerFactory
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Hardware, attention_dtype, choose
 
-AUTO = "auto"  # of `compile`: measure whether it pays
-
 
 def device_of(accelerator: str) -> torch.device:
-    """The device that Lightning's accelerator name means here, or ValueError when there is none."""
+    """The device that Lightning's accelerator name means here, or UserError when there is none."""
     present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     here = "cpu" if present is None else present.type
     wanted = {"auto": here, "gpu": "cuda" if here == "cpu" else here}.get(accelerator, accelerator)
@@ -38,12 +37,19 @@ def device_of(accelerator: str) -> torch.device:
 
 
 def build(node: DictConfig, **settings: Any) -> Any:
-    """What a `_target_` node describes; a UserError of its constructor comes as itself."""
+    """What a `_target_` node describes.
+
+    Raises UserError or OSError where its constructor does, and UserError where the call lacks an
+    argument; any other error of a constructor comes wrapped by Hydra, with the config's key.
+    """
     try:
         return instantiate(node, _convert_="all", **settings)
     except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
+        cause = error.__cause__
+        if isinstance(cause, UserError | OSError):
+            raise cause from None
+        if isinstance(cause, TypeError) and cause.__traceback__.tb_next is None:  # of the call
+            raise UserError(str(cause)) from None
         raise
 
 
@@ -64,8 +70,8 @@ def build_trainer(config: DictConfig, **parts) -> Trainer:
     return build(config.trainer, _partial_=True)(**parts)
 
 
-def build_loggers(config: DictConfig) -> dict[str, Recipe]:
-    """The recipes of `config.logger` by name."""
+def build_loggers(config: DictConfig) -> dict[str, LoggerFactory]:
+    """What opens the loggers of `config.logger`, by name."""
     return build(config.logger)
 
 
@@ -81,7 +87,15 @@ def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is settled before any data is read: `of` finds what clashes between the parts."""
+    """What is decided before any data is read, see `of`.
+
+    Attributes:
+        precision: Lightning's name of it. why_precision: half a sentence.
+        data: not read yet.
+        meta_model: the model without weights, on the meta device.
+        layers: each attention layer by name; empty for a model that is not ours, whose attention
+            is its own.
+    """
 
     precision: str
     why_precision: str
@@ -93,17 +107,17 @@ class Plan:
     def of(
         cls, config: DictConfig, *, training: bool, saved: Mapping[str, str] | None = None
     ) -> "Plan":
-        """Seed everything and plan a run; raises ValueError with the first clash.
+        """Seed everything, fit the parts together, choose the backends and prove them.
 
-        saved: the backends of the checkpoint that the run goes on from, by layer.
+        Args:
+            config: composed from train.yaml, or a checkpoint's own.
+            training: whether gradients are computed, by the config's dropout.
+            saved: the backends of the checkpoint that the run goes on from, by layer.
 
-        meta_model: the model on the meta device, without weights, so that sizes that do not fit are
-        refused at once. layers: each attention layer by name; empty for a model that is not ours,
-        whose attention is its own.
+        Raises:
+            UserError: the first clash between parts.
         """
         read_switches(config)
-        if training and config.compile == AUTO:
-            check_measurable(config)
         check_seed(config.seed)
         seed_everything(config.seed, workers=True, verbose=False)
         device = device_of(config.trainer.accelerator)
@@ -150,44 +164,6 @@ class Plan:
             )
 
 
-def read_switches(config: DictConfig) -> None:
-    """Make a truth value of `gate=off` and its like; ValueError for what is none.
-
-    `compile` may also be `auto`.
-    """
-    words = {"on": True, "yes": True, "off": False, "no": False}
-    for key in ("gate", "deterministic", "compile"):
-        if key not in config:  # of a checkpoint that is older than the switch
-            continue
-        value = config[key]
-        if isinstance(value, str) and value in words:
-            config[key] = words[value]
-        elif not isinstance(value, bool) and (key, value) != ("compile", AUTO):
-            also = f" or {key}={AUTO}" if key == "compile" else ""
-            raise UserError(f"{key}={value} is no switch; use {key}=true or {key}=false{also}")
-    if "compile" in config and config.compile == AUTO and config.deterministic:
-        raise UserError(
-            "deterministic=true repeats a training and compile=auto decides by the clock; use "
-            "compile=true or compile=false"
-        )
-
-
-def check_measurable(config: DictConfig) -> None:
-    """Raise UserError where several devices train, which would each measure and may not agree."""
-    devices, nodes = config.trainer.devices, config.trainer.num_nodes
-    if (devices, nodes) != (1, 1):
-        raise UserError(
-            f"compile=auto measures on one device; trainer.devices={devices} and "
-            f"trainer.num_nodes={nodes} may be several; use compile=true or compile=false"
-        )
-
-
-def check_seed(seed: int | None) -> None:
-    """Raise UserError for what numpy takes no seed from."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise UserError(f"seed={seed} is no whole number from 0 to {2**32 - 1}; use one")
-
-
 def check_padding(config: DictConfig, network: nn.Module) -> None:
     """Raise UserError where images that are padded together meet parts that cannot take them."""
     if not isinstance(network, ViT):
@@ -207,11 +183,8 @@ def check_padding(config: DictConfig, network: nn.Module) -> None:
         )
 
 
-def settled(config: DictConfig, data: ImageData) -> DictConfig:
-    """The config without what only holds where the command was started: paths, and names in files.
-
-    So that a checkpoint finds its data from any folder.
-    """
+def portable(config: DictConfig, data: ImageData) -> DictConfig:
+    """The config with absolute paths and the names of classes, so that it holds in any folder."""
     config = config.copy()
     if data.root is not None:
         config.data.root = str(data.root)
