@@ -33,7 +33,7 @@ class Stub:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def functions(self) -> dict[str, Any]:
-        return {"FA2": fa2, "FA3": fa3, "FA4": fa4}[self.name](self.calls)
+        return functions(self.name, self.calls)
 
 
 def install(monkeypatch, *names: str) -> dict[str, Stub]:
@@ -68,170 +68,58 @@ def forget(monkeypatch) -> None:
     monkeypatch.setattr(flash_attn, "_look", flash_attn._look.__wrapped__)
 
 
-def fa2(calls: list[dict[str, Any]]) -> dict[str, Any]:
-    def flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=False,
-        window_size=(-1, -1),
-        softcap=0.0,
-        alibi_slopes=None,
-        deterministic=False,
-        return_attn_probs=False,
-    ):
-        calls.append(locals())
-        return dense(q, k, v, softmax_scale)
-
-    def flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=False,
-        window_size=(-1, -1),
-        softcap=0.0,
-        alibi_slopes=None,
-        deterministic=False,
-        return_attn_probs=False,
-        block_table=None,
-    ):
-        calls.append(locals())
-        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return Varlen.apply(q, k, v, *lengths, softmax_scale)
-
-    return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
+# The parameters of `flash_attn_func` and `flash_attn_varlen_func`, in their order.
+PARAMETERS = {
+    "FA2": (
+        """q k v dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic
+        return_attn_probs""",
+        """q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal
+        window_size softcap alibi_slopes deterministic return_attn_probs block_table""",
+    ),
+    "FA3": (
+        """q k v softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk
+        softcap num_splits pack_gqa deterministic sm_margin return_attn_probs""",
+        """q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k
+        softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap
+        num_splits pack_gqa deterministic sm_margin return_attn_probs""",
+    ),
+    "FA4": (
+        """q k v qv gather_kv_indices softmax_scale causal window_size learnable_sink softcap
+        num_splits pack_gqa deterministic score_mod score_mod_bwd mask_mod aux_tensors aux_scalars
+        block_sparse_tensors block_sparse_tensors_bwd return_lse gather_bwd_recompute_p
+        gather_bwd_token_chunk""",
+        """q k v qv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_k seqused_q
+        seqused_k gather_kv_indices page_table softmax_scale causal window_size learnable_sink
+        softcap num_splits pack_gqa deterministic score_mod score_mod_bwd mask_mod
+        block_sparse_tensors aux_tensors aux_scalars return_lse scheduler_metadata
+        seqlen_k_per_split disable_scheduler_metadata gather_bwd_recompute_p
+        gather_bwd_token_chunk""",
+    ),
+}
 
 
-def fa3(calls: list[dict[str, Any]]) -> dict[str, Any]:
-    def flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale=None,
-        causal=False,
-        qv=None,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
-        window_size=(-1, -1),
-        attention_chunk=0,
-        softcap=0.0,
-        num_splits=1,
-        pack_gqa=None,
-        deterministic=False,
-        sm_margin=0,
-        return_attn_probs=False,
-    ):
-        calls.append(locals())
-        return dense(q, k, v, softmax_scale)
+def functions(name: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Both functions of a generation; they append the arguments of each call to `calls`."""
+    whole, varlen = (parameters.split() for parameters in PARAMETERS[name])
 
-    def flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        seqused_q=None,
-        seqused_k=None,
-        softmax_scale=None,
-        causal=False,
-        qv=None,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
-        window_size=(-1, -1),
-        attention_chunk=0,
-        softcap=0.0,
-        num_splits=1,
-        pack_gqa=None,
-        deterministic=False,
-        sm_margin=0,
-        return_attn_probs=False,
-    ):
-        calls.append(locals())
-        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return Varlen.apply(q, k, v, *lengths, softmax_scale)
+    def answer(out: Tensor) -> Any:
+        return (out, None) if name == "FA4" else out  # with the log-sum-exp, or None
 
-    return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
+    def note(parameters: list[str], args: tuple, given: dict[str, Any]) -> dict[str, Any]:
+        call = dict(zip(parameters, args, strict=False)) | given
+        assert len(args) + len(given) == len(call.keys() & set(parameters)), "unknown or twice"
+        calls.append(call)
+        return call
 
+    def flash_attn_func(*args, **given):
+        call = note(whole, args, given)
+        return answer(dense(call["q"], call["k"], call["v"], call["softmax_scale"]))
 
-def fa4(calls: list[dict[str, Any]]) -> dict[str, Any]:
-    def flash_attn_func(
-        q,
-        k,
-        v,
-        qv=None,
-        gather_kv_indices=None,
-        softmax_scale=None,
-        causal=False,
-        window_size=(None, None),
-        learnable_sink=None,
-        softcap=0.0,
-        num_splits=1,
-        pack_gqa=None,
-        deterministic=False,
-        score_mod=None,
-        score_mod_bwd=None,
-        mask_mod=None,
-        aux_tensors=None,
-        aux_scalars=None,
-        block_sparse_tensors=None,
-        block_sparse_tensors_bwd=None,
-        return_lse=False,
-        gather_bwd_recompute_p=False,
-        gather_bwd_token_chunk=None,
-    ):
-        calls.append(locals())
-        return dense(q, k, v, softmax_scale), None  # the log-sum-exp, or None, is always there
-
-    def flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        qv=None,
-        cu_seqlens_q=None,
-        cu_seqlens_k=None,
-        max_seqlen_q=None,
-        max_seqlen_k=None,
-        min_seqlen_k=None,
-        seqused_q=None,
-        seqused_k=None,
-        gather_kv_indices=None,
-        page_table=None,
-        softmax_scale=None,
-        causal=False,
-        window_size=(None, None),
-        learnable_sink=None,
-        softcap=0.0,
-        num_splits=1,
-        pack_gqa=None,
-        deterministic=False,
-        score_mod=None,
-        score_mod_bwd=None,
-        mask_mod=None,
-        block_sparse_tensors=None,
-        aux_tensors=None,
-        aux_scalars=None,
-        return_lse=False,
-        scheduler_metadata=None,
-        seqlen_k_per_split=None,
-        disable_scheduler_metadata=False,
-        gather_bwd_recompute_p=False,
-        gather_bwd_token_chunk=None,
-    ):
-        calls.append(locals())
-        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return Varlen.apply(q, k, v, *lengths, softmax_scale), None
+    def flash_attn_varlen_func(*args, **given):
+        call = note(varlen, args, given)
+        lengths = (call[f"{what}_{of}"] for what in ("cu_seqlens", "max_seqlen") for of in "qk")
+        qkv = (call["q"], call["k"], call["v"])
+        return answer(Varlen.apply(*qkv, *lengths, call["softmax_scale"]))
 
     return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
 

@@ -36,30 +36,18 @@ def masks() -> dict[str, dict]:
 @each_backend
 @pytest.mark.parametrize("given", masks().values(), ids=masks().keys())
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_stays_near_fp32_and_finite(backend, given, dtype):
-    torch.manual_seed(0)
-    layer = MultiHeadAttention2d(12, 3, backend=backend, qk_norm=True, position=Rope())
-    x = torch.randn(2, GRID.tokens, 12, requires_grad=True)
-    expected = layer(x, GRID, **given)
-    with torch.autocast("cpu", dtype=dtype):
-        out = layer(x, GRID, **given)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=0)
-    for gradient in torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()]):
-        assert torch.isfinite(gradient).all()
-
-
-@each_backend
-@pytest.mark.parametrize("given", masks().values(), ids=masks().keys())
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_layer_cast_to_halves_stays_near_fp32_and_finite(backend, given, dtype):
+@pytest.mark.parametrize("cast", [False, True], ids=["autocast", "cast"])
+def test_a_layer_in_halves_stays_near_fp32_and_finite(backend, given, dtype, cast):
     torch.manual_seed(0)
     layer = MultiHeadAttention2d(12, 3, backend=backend, qk_norm=True, position=Rope())
     x = torch.randn(2, GRID.tokens, 12)
     expected = layer(x, GRID, **given)
-    layer = layer.to(dtype)
-    out = layer(x.to(dtype), GRID, **given)
+    if cast:
+        layer, x = layer.to(dtype), x.to(dtype)
+    x.requires_grad_()
+    with torch.autocast("cpu", dtype=dtype, enabled=not cast):
+        out = layer(x, GRID, **given)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=0)
-    for gradient in torch.autograd.grad(out.float().square().sum(), list(layer.parameters())):
+    for gradient in torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()]):
         assert torch.isfinite(gradient).all()

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
-from vitrail.attention import Grid, MultiHeadAttention2d, SelfAttention2d
+from vitrail.attention import Grid, MultiHeadAttention2d
 from vitrail.attention.positions.rope import Rope, RopeMixed
 
 from .cases import ON_CPU
@@ -69,14 +69,6 @@ def test_a_few_grids_make_a_few_graphs_and_no_storm(backend):
         close(compiled(x, Grid(rows, cols, 1)), layer(x, Grid(rows, cols, 1)))
     # The first grid is compiled as it is, the second with open sizes, which serve all the others.
     assert counter.frame_count <= 3
-
-
-def test_a_feature_map_layer_is_one_graph():
-    torch.manual_seed(0)
-    layer = SelfAttention2d(12, 3)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = torch.randn(2, 12, 3, 5)
-    close(compiled(x), layer(x))
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vitrail.attention import Mask, MultiHeadAttention2d, attend, backends
+from vitrail.attention import Mask, MultiHeadAttention2d, SelfAttention2d, attend, backends
+from vitrail.attention.attention import head_width
 from vitrail.attention.positions.rope import Rope, RopeMixed
 from vitrail.attention.positions.sincos import SinCos
 
@@ -84,7 +85,7 @@ def test_a_layers_dropout_is_a_share():
 @pytest.mark.parametrize("recipe", [Rope, RopeMixed, SinCos])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_wavelengths_are_spaced_by_a_number_above_zero(recipe, temperature):
-    with pytest.raises(ValueError, match=r"position\.temperature=.* spaces no wavelengths"):
+    with pytest.raises(ValueError, match=r"position\.temperature must be a number above 0"):
         recipe(temperature=temperature)
 
 
@@ -92,3 +93,29 @@ def test_wavelengths_are_spaced_by_a_number_above_zero(recipe, temperature):
 def test_a_backend_that_is_no_name_does_not_exist(name):
     with pytest.raises((ValueError, TypeError), match=r"does not exist|unhashable"):
         backends.load(name)
+
+
+@pytest.mark.parametrize("layer", [MultiHeadAttention2d, SelfAttention2d])
+def test_heads_that_do_not_divide_the_width_are_refused_when_the_layer_is_built(layer):
+    with pytest.raises(
+        ValueError, match=r"^dim=100 does not split over heads=3; use 2, 4 or 5 heads$"
+    ):
+        layer(100, 3)
+
+
+@pytest.mark.parametrize(
+    "dim, heads, way_out",
+    [
+        (192, 5, "use 3, 4 or 6 heads"),
+        (64, 0, "use 1, 2 or 4 heads"),
+        (64, -2, "use 1, 2 or 4 heads"),
+        (64, 100, "use 16, 32 or 64 heads"),
+        (7, 3, "use 1 or 7 heads"),
+        (1, 2, "use 1 head"),
+        (0, 2, r"dim must be >= 1, got -?\d"),
+        (-8, 2, r"dim must be >= 1, got -?\d"),
+    ],
+)
+def test_the_way_out_names_heads_that_do_divide(dim, heads, way_out):
+    with pytest.raises(ValueError, match=f"{way_out}$"):
+        head_width(dim, heads)

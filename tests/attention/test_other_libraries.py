@@ -7,7 +7,7 @@ import torch
 from timm.layers import Attention as TimmAttention
 from torch import nn
 
-from vitrail.attention import Grid, MultiHeadAttention2d
+from vitrail.attention import Grid, MultiHeadAttention2d, SelfAttention2d
 
 from .cases import ON_CPU
 
@@ -40,7 +40,25 @@ def test_timms_attention_has_the_same_state_dict_and_the_same_outputs(backend, q
     x = torch.randn(2, GRID.tokens, DIM)
     mask = torch.rand(2, HEADS, GRID.tokens, GRID.tokens) > 0.4
     close(ours(x, GRID), theirs(x))
-    close(ours(x, GRID, mask=mask), theirs(x, attn_mask=mask))
+    out, expected = ours(x, GRID, mask=mask), theirs(x, attn_mask=mask)
+    close(out, expected)
+    gradients = (
+        torch.autograd.grad(y.square().sum(), (layer.qkv.weight, layer.proj.weight))
+        for y, layer in ((out, ours), (expected, theirs))
+    )
+    for actual, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+@each_backend
+def test_a_feature_map_is_its_tokens_row_by_row(backend):
+    torch.manual_seed(0)
+    layer = SelfAttention2d(DIM, HEADS, backend=backend)
+    tokens = MultiHeadAttention2d(DIM, HEADS, backend=backend)
+    tokens.load_state_dict(layer.state_dict())
+    x = torch.randn(2, DIM, GRID.rows, GRID.cols)
+    expected = tokens(x.flatten(2).transpose(1, 2), GRID)
+    assert torch.equal(layer(x).flatten(2).transpose(1, 2), expected)
 
 
 @each_backend

@@ -99,27 +99,11 @@ def test_a_sample_that_is_all_padding_gives_zeros_and_harms_no_other_sample(back
 
 
 @each_backend
-def test_the_inverted_padding_mask_gives_another_result(backend):
-    layer = build(backend)
-    x = torch.randn(2, GRID.tokens, DIM)
-    valid = last_row_padded(2, GRID)
-    assert not torch.allclose(layer(x, GRID, valid=valid), layer(x, GRID, valid=~valid), atol=1e-3)
-
-
-@each_backend
 def test_padding_is_the_same_as_a_map_and_flattened_row_by_row(backend):
     layer = build(backend)
     x = torch.randn(2, GRID.tokens, DIM)
     valid = torch.rand(2, GRID.rows, GRID.cols) > 0.4
     assert torch.equal(layer(x, GRID, valid=valid), layer(x, GRID, valid=valid.flatten(1)))
-
-
-@each_backend
-def test_padding_that_hides_nothing_changes_nothing(backend):
-    layer = build(backend)
-    x = torch.randn(2, GRID.tokens, DIM)
-    everything = torch.ones(2, GRID.rows, GRID.cols, dtype=torch.bool)
-    torch.testing.assert_close(layer(x, GRID, valid=everything), layer(x, GRID), atol=1e-6, rtol=0)
 
 
 @each_backend

@@ -212,13 +212,6 @@ def test_no_position_tells_nothing():
 
 
 @each_recipe
-def test_two_models_of_one_seed_are_equal(recipe):
-    first, second = build(recipe, Grid(3, 5)), build(recipe, Grid(3, 5))
-    for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@each_recipe
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 def test_the_formula_runs_on_the_meta_device_where_operations_are_counted(recipe, backend):
     with torch.device("meta"):

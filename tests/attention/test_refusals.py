@@ -34,27 +34,6 @@ def test_resolve_returns_the_backend_that_was_named_and_no_other(name):
     assert resolve(CPU, backends.load(name)) is backends.load(name)
 
 
-@pytest.mark.parametrize("name", ["eager", "reference", "sdpa", "sdpa_math"])
-@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
-@pytest.mark.parametrize(
-    "mask", [frozenset(), frozenset({"padding"}), frozenset({"padding", "mask", "pattern"})]
-)
-def test_the_general_backends_take_everything(name, device, mask):
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        request = changed(
-            CPU,
-            device=device,
-            dtype=dtype,
-            masks=mask,
-            width=6,
-            bias=True,
-            bias_grad=True,
-            dropout=True,
-            compute=(7, 5) if device == "cuda" else None,
-        )
-        assert resolve(request, name).name == name
-
-
 @pytest.mark.parametrize(
     "request_, clash",
     [
@@ -135,18 +114,6 @@ def test_a_misspelt_backend_is_answered_with_the_near_name_and_all_names(misspel
 def test_nothing_but_a_file_of_the_folder_is_a_backend(name):
     with pytest.raises(ValueError, match="does not exist"):
         backends.load(name)
-
-
-def test_permitted_are_exactly_those_that_resolve():
-    request = changed(CPU, dropout=True)
-    permitted = backends.permitted(request)
-    assert "sdpa_flash" not in permitted
-    for name in backends.names():
-        if name in permitted:
-            resolve(request, name)
-        else:
-            with pytest.raises(Refused):
-                resolve(request, name)
 
 
 def test_a_request_that_no_backend_can_serve_says_so(monkeypatch):

@@ -157,6 +157,17 @@ def test_a_table_serves_fewer_kinds_of_tokens_and_not_more():
         bias_of(table_for(Grid(3, 5)), Grid(3, 5), Grid(3, 5, 2))
 
 
+def test_a_bias_that_is_given_adds_to_that_of_the_position():
+    torch.manual_seed(0)
+    grid = Grid(3, 5, 1)
+    layer = MultiHeadAttention2d(DIM, HEADS, position=RelativeBias(grid=grid))
+    plain = MultiHeadAttention2d(DIM, HEADS)
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    x, given = torch.randn(2, grid.tokens, DIM), torch.randn(2, 1, grid.tokens, grid.tokens)
+    expected = plain(x, grid, bias=given + layer.position.bias(grid).detach())
+    torch.testing.assert_close(layer(x, grid, bias=given), expected, atol=1e-6, rtol=0)
+
+
 def test_a_kernel_without_a_bias_gradient_is_refused_for_training_alone():
     grid = Grid(3, 5, 1)
     torch.manual_seed(0)

@@ -44,7 +44,7 @@ def test_it_has_no_weights():
 
 @pytest.mark.parametrize("dim, way_out", [(6, "use 4 or 8"), (21, "use 20 or 24"), (2, "use 4")])
 def test_a_width_that_4_does_not_divide_is_refused(dim, way_out):
-    with pytest.raises(ValueError, match=f"dim={dim} .*; {way_out}$"):
+    with pytest.raises(ValueError, match=f"dim .* got {dim}; {way_out}$"):
         SinCos().embed(torch.randn(1, 15, dim), None, Grid(3, 5))
 
 

@@ -34,14 +34,14 @@ CLASHES = {
     "gate=null": "gate must be true or false, got None",
     "compile=maybe": "compile must be true or false, got maybe",
     "compile=auto": "compile=auto does not exist any more; use compile=true or false",
-    "position=rope position.temperature=0": "position.temperature=0 spaces no wavelengths",
+    "position=rope position.temperature=0": "position.temperature must be a number above 0, got 0",
     "model.attention_dropout=-0.1": "dropout must be in [0, 1), got -0.1",
     "model.registers=-1": "registers must be >= 0, got -1",
 }
 WITHOUT_OUR_MODEL = {
     "model=timm data=synthetic data.resize=native data.cache=false": "use a vit model",
     "model=timm data=synthetic backend=sdpa": "backend=sdpa has no use, because VisionTransf",
-    "model=timm model.name=vit_tinyy_patch16_224": "is no timm model; near it are vit_tiny_patch16",
+    "model=timm model.name=vit_tinyy_patch16_224": "is not a timm model; near it are vit_tiny_p",
     "experiment=cifar10": "did you mean cifar10_vit_tiny?",
 }
 FOREIGN = {

@@ -126,7 +126,7 @@ def test_weights_without_a_head_get_a_fresh_one(tmp_path, caplog):
 @pytest.mark.parametrize("name", ["resnet10t", "swin_tiny_patch4_window7_224"])
 @pytest.mark.usefixtures("timms_weights")
 def test_a_timm_model_that_is_no_vision_transformer_is_refused(name):
-    with pytest.raises(ValueError, match=f"pretrained={name} is no VisionTransformer; use a name"):
+    with pytest.raises(ValueError, match=f"pretrained={name} is not a VisionTransformer; see"):
         load(name)
 
 

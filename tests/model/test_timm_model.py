@@ -55,7 +55,7 @@ def test_patches_are_refused_by_a_model_that_has_none():
     [("resnet10", "resnet10t"), ("vit_tiny_patch16", "vit_tiny_patch16_224"), ("[", "")],
 )
 def test_an_unknown_name_is_refused_with_the_near_ones(name, near):
-    with pytest.raises(ValueError, match=r"^model\.name=.* is no timm model") as error:
+    with pytest.raises(ValueError, match=r"^model\.name=.* is not a timm model") as error:
         build(name)
     assert near in str(error.value)
 

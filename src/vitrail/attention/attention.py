@@ -260,7 +260,7 @@ def head_width(dim: int, heads: int) -> int:
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
     near = sorted(sorted(divisors, key=lambda n: (abs(n - heads), -n))[:3])
     if not near:
-        raise UserError(f"dim={dim} is no width; use a positive dim")
+        raise UserError(f"dim must be >= 1, got {dim}")
     *others, last = map(str, near)
     choice = f"{', '.join(others)} or {last} heads" if others else "1 head"
     raise UserError(f"dim={dim} does not split over heads={heads}; use {choice}")

@@ -185,6 +185,6 @@ def check_call(
 
 
 def check_dropout(dropout_p: float) -> None:
-    """Raise UserError for what is no share of the attention weights."""
+    """Raise UserError for a share of the attention weights outside of [0, 1)."""
     if not 0 <= dropout_p < 1:
         raise UserError(f"dropout must be in [0, 1), got {dropout_p}")

@@ -49,7 +49,7 @@ def attend_packed(
     in_one_call = capability is not None and capability.packed
     if max_seqlen is None or not in_one_call:
         begins = cu_seqlens.tolist()
-        max_seqlen = _longest(begins, len(q), max_seqlen)
+        max_seqlen = _longest(begins, q.shape[0], max_seqlen)
     if max_seqlen == 0:
         return v.clone()
     if not in_one_call:
@@ -102,28 +102,17 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
 
 
 def _longest(begins: list[int], total: int, told: int | None) -> int:
-    """Tokens of the longest sample, or as many as told; ValueError where begins do not fit."""
-    if not begins or begins[0] != 0:
-        raise UserError(
-            f"cu_seqlens starts with {begins[:1]}; it must start with 0, where the first sample "
-            "begins (lengths become begins by `F.pad(lengths.cumsum(0), (1, 0))`)"
-        )
+    """Tokens of the longest sample, or as many as told; UserError where begins do not fit."""
     lengths = [end - begin for begin, end in pairwise(begins)]
-    for number, length in enumerate(lengths):
-        if length < 0:
-            raise UserError(
-                f"cu_seqlens falls from {begins[number]} to {begins[number + 1]} at sample "
-                f"{number}; a sample begins where the one before it ends, so it must never fall"
-            )
-    if begins[-1] != total:
+    if begins[:1] != [0] or begins[-1] != total or min(lengths, default=0) < 0:
         raise UserError(
-            f"cu_seqlens ends with {begins[-1]} and there are {total} tokens; it must end with "
-            "their number"
+            f"cu_seqlens must begin with 0, never fall and end with the {total} tokens there are, "
+            f"got {begins}; lengths become begins by `F.pad(lengths.cumsum(0), (1, 0))`"
         )
     longest = max(lengths, default=0)
     if told is not None and told < longest:
         raise UserError(
-            f"max_seqlen={told} is less than the longest sample's {longest} tokens; give as many, "
+            f"max_seqlen must be at least the longest sample's {longest} tokens, got {told}; "
             "or leave it out"
         )
     return longest if told is None else told

@@ -64,7 +64,7 @@ def _read(source: str, model: nn.Module) -> tuple[dict[str, Tensor], Grid]:
         ) from error
     if not isinstance(teacher, timm.models.VisionTransformer):
         raise UserError(
-            f"pretrained={source} is no VisionTransformer; use a name of timm.list_models('vit*')"
+            f"pretrained={source} is not a VisionTransformer; see timm.list_models('vit*')"
         )
     return teacher.state_dict(), Grid(*teacher.patch_embed.grid_size)
 

@@ -25,7 +25,7 @@ def create(
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; near it are {', '.join(near)}" if near else ""
-        raise UserError(f"model.name={name} is no timm model{hint} (timm.list_models() lists all)")
+        raise UserError(f"model.name={name} is not a timm model{hint} (see timm.list_models())")
     arch, _, tag = name.partition(".")
     if tag and name not in (tagged := timm.list_models(f"{arch}.*", include_tags=True)):
         raise UserError(

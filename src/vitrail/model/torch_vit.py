@@ -20,7 +20,7 @@ class TorchViT(nn.Module):
         dropout: of torch's layers, everywhere that they have one.
 
     Raises:
-        UserError: image sizes that are no multiple of the patch size; heads that do not split dim.
+        UserError: image sizes that patches do not divide; heads that do not split dim.
     """
 
     def __init__(

@@ -216,8 +216,7 @@ def layer_patterns(plan: Pattern | Sequence[Pattern], depth: int) -> list[Patter
     plan = [plan] if isinstance(plan, Pattern) else list(plan)
     if not plan or depth % len(plan):
         raise UserError(
-            f"pattern is a plan of {len(plan)} blocks and depth={depth} is no multiple of it; "
-            "use a plan that the depth is a multiple of"
+            f"depth must be a multiple of the {len(plan)} blocks that pattern plans, got {depth}"
         )
     return plan * (depth // len(plan))
 

@@ -46,5 +46,5 @@ def test_each_row_or_column_is_attended_to_as_if_it_were_alone(axis):
 
 
 def test_another_axis_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="axis=row is no axis of a map; use rows, cols or both"):
+    with pytest.raises(ValueError, match="axis must be rows, cols or both, got row"):
         Axial("row")

@@ -1,6 +1,6 @@
 """Rules of who sees whom on the grid, one file each, and how a rule is computed by smaller calls.
 
-A pattern is a frozen recipe. Its predicate `sees` serves the dense mask, a kernel that takes
+A pattern is a frozen description. Its predicate `sees` serves the dense mask, a kernel that takes
 predicates, and the picture. Where the map falls into groups, `split` makes one call of them all, so
 that cost grows with N and not with N². Prefix tokens (class, registers) see and are seen by
 everyone.

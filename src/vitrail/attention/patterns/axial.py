@@ -16,8 +16,8 @@ class Axial(Pattern):
     """axis: a token sees its own row (`rows`), its own column (`cols`), or both at once (`both`).
 
     Both at once is criss-cross attention (CCNet, Huang et al. 2019). Rows and columns share one
-    softmax there, so that it is no sum of smaller calls, and it costs N² like full attention. The
-    form with a cost of N * (rows + cols) is a plan of two layers, `rows` and then `cols`
+    softmax there: it is not a sum of smaller calls, and it costs N² like full attention. The form
+    with a cost of N * (rows + cols) is a plan of two layers, `rows` and then `cols`
     (Axial-DeepLab, Wang et al. 2020).
     """
 
@@ -25,7 +25,7 @@ class Axial(Pattern):
 
     def __post_init__(self):
         if self.axis not in ("rows", "cols", "both"):
-            raise UserError(f"axis={self.axis} is no axis of a map; use rows, cols or both")
+            raise UserError(f"axis must be rows, cols or both, got {self.axis}")
 
     @classmethod
     def examples(cls) -> list["Axial"]:

@@ -1,11 +1,12 @@
 """Ways to tell attention where a token sits, one file each, and the two places they speak in.
 
-A position is a frozen recipe. At the model's entrance it may add to the tokens (`table`, `embed`);
-inside each attention layer, the module that `layer` makes may turn q and k, widen them, or add a
-bias to the scores.
+A position is a frozen description. At the model's entrance it may add to the tokens (`table`,
+`embed`); inside each attention layer, the module that `layer` makes may turn q and k, widen them,
+or add a bias to the scores.
 """
 
 import math
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -42,10 +43,10 @@ class LayerPosition(nn.Module):
 
 
 class Position:
-    """The recipe's contract; each default says nothing about where a token sits."""
+    """The contract; each default says nothing about where a token sits."""
 
     def for_grid(self, grid: Grid) -> "Position":
-        """The same recipe, told the grid that the model is built for."""
+        """The same position, told the grid that the model is built for."""
         return self
 
     def table(self, dim: int) -> nn.Parameter | None:
@@ -61,9 +62,37 @@ class Position:
         return LayerPosition()
 
 
+@dataclass(frozen=True)
+class OnGrid(Position):
+    """A position whose layers have tables for the differences on `grid`, which a model tells."""
+
+    grid: Grid | None = None
+
+    def for_grid(self, grid: Grid) -> "OnGrid":
+        return replace(self, grid=grid)
+
+    def known_grid(self) -> Grid:
+        """The grid, or UserError where nobody told it."""
+        if self.grid is None:
+            name, file = type(self).__name__, type(self).__module__.rpartition(".")[2]
+            raise UserError(
+                f"position={file} has tables as large as its grid and was given none; say which, "
+                f"as in {name}(grid=Grid(7, 7))"
+            )
+        return self.grid
+
+
 def check_temperature(temperature: float) -> None:
-    """Raise UserError for what no wavelengths can be spaced by."""
+    """Raise UserError for what wavelengths cannot be spaced by."""
     if not 0 < temperature < math.inf:
+        raise UserError(f"position.temperature must be a number above 0, got {temperature}")
+
+
+def check_width(name: str, width: int, axes: str) -> None:
+    """Raise UserError for a width that does not split into pairs by row and by column."""
+    if width % 4:
+        below = width // 4 * 4
         raise UserError(
-            f"position.temperature={temperature} spaces no wavelengths; use a number above 0"
+            f"position={name} needs a {axes} that is a multiple of 4, got {width}; "
+            f"use {f'{below} or ' if below else ''}{below + 4}"
         )

@@ -4,15 +4,12 @@ scores += q · R_h[row - row'] + q · R_w[col - col'], q before it is scaled: MV
 arXiv:2112.01526, eq. 4) and Segment Anything (Kirillov et al. 2023), whose names the tables have.
 """
 
-from dataclasses import dataclass, replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.positions import LayerPosition, Position
-from vitrail.errors import UserError
+from vitrail.attention.positions import LayerPosition, OnGrid
 
 MULTIPLE = 8  # fused kernels on CUDA take only head widths that 8 divides
 
@@ -105,19 +102,8 @@ class DecomposedTables(LayerPosition):
         return widened(q, k, by_row, by_col, tile, places, scale)
 
 
-@dataclass(frozen=True)
-class Decomposed(Position):
-    """Tables for the differences on `grid`, which a model tells; it must be given elsewhere."""
-
-    grid: Grid | None = None
-
-    def for_grid(self, grid: Grid) -> "Decomposed":
-        return replace(self, grid=grid)
+class Decomposed(OnGrid):
+    """Tables of rows and of columns for all heads of a layer."""
 
     def layer(self, heads: int, width: int) -> DecomposedTables:
-        if self.grid is None:
-            raise UserError(
-                "position=decomposed has tables as long as rows and columns and knows no grid; "
-                "say which, as in Decomposed(grid=Grid(7, 7))"
-            )
-        return DecomposedTables(width, self.grid)
+        return DecomposedTables(width, self.known_grid())

@@ -3,14 +3,12 @@
 Table, index and names are those of Swin (Liu et al. 2021) and BEiT (Bao et al. 2021).
 """
 
-from dataclasses import dataclass, replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.positions import LayerPosition, Position
+from vitrail.attention.positions import LayerPosition, OnGrid
 from vitrail.errors import UserError
 
 PREFIX_ENTRIES = 3  # prefix -> map, map -> prefix, prefix -> prefix, shared by all prefix tokens
@@ -79,19 +77,8 @@ class BiasTable(LayerPosition):
         return bias.unflatten(1, index.shape)[None]
 
 
-@dataclass(frozen=True)
-class RelativeBias(Position):
-    """A table for the differences on `grid`, which a model tells; it must be given elsewhere."""
-
-    grid: Grid | None = None
-
-    def for_grid(self, grid: Grid) -> "RelativeBias":
-        return replace(self, grid=grid)
+class RelativeBias(OnGrid):
+    """One table for all differences, a number a head."""
 
     def layer(self, heads: int, width: int) -> BiasTable:
-        if self.grid is None:
-            raise UserError(
-                "position=relative has one entry a difference of places and knows no grid; "
-                "say which, as in RelativeBias(grid=Grid(7, 7))"
-            )
-        return BiasTable(heads, self.grid)
+        return BiasTable(heads, self.known_grid())

@@ -13,17 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.positions import LayerPosition, Position, check_temperature
-from vitrail.errors import UserError
+from vitrail.attention.positions import LayerPosition, Position, check_temperature, check_width
 
 
 def turn(x: Tensor, angles: Tensor) -> Tensor:
     """x (B, h, N, d) with pair i of each token turned by `angles` (1|h, N, d/2), in radians."""
     sin = angles.sin().repeat_interleave(2, dim=-1)
     cos = angles.cos().repeat_interleave(2, dim=-1)
-    quarter = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(
-        -2
-    )  # each pair turned by 90 degrees
+    quarter = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)  # turned by 90 degrees
     return (x * cos + quarter * sin).to(x.dtype)
 
 
@@ -46,9 +43,8 @@ def mixed_frequencies(heads: int, width: int, temperature: float) -> Tensor:
     """(2, h, d/2): the axial bands at a random angle a head, half of them 90 degrees further."""
     band = temperature ** -(torch.arange(0, width, 4).float() / width)
     start = torch.rand(heads, 1) * 2 * torch.pi
-    direction = torch.cat(
-        [start.expand(-1, len(band)), start.expand(-1, len(band)) + torch.pi / 2], 1
-    )
+    start = start.expand(-1, len(band))
+    direction = torch.cat([start, start + torch.pi / 2], dim=1)
     return torch.stack([direction.cos(), direction.sin()]) * band.repeat(2)
 
 
@@ -89,30 +85,17 @@ class Rope(Position):
     def __post_init__(self):
         check_temperature(self.temperature)
 
-    def layer(self, heads: int, width: int) -> AxialRotation:
-        _check(width)
+    def layer(self, heads: int, width: int) -> LayerPosition:
+        check_width("rope", width, "head width")
         return AxialRotation(width, self.temperature)
 
 
 @dataclass(frozen=True)
-class RopeMixed(Position):
+class RopeMixed(Rope):
     """Rotation along directions that each head of each layer learns."""
 
     temperature: float = 10.0
 
-    def __post_init__(self):
-        check_temperature(self.temperature)
-
-    def layer(self, heads: int, width: int) -> MixedRotation:
-        _check(width)
+    def layer(self, heads: int, width: int) -> LayerPosition:
+        check_width("rope_mixed", width, "head width")
         return MixedRotation(mixed_frequencies(heads, width, self.temperature))
-
-
-def _check(width: int) -> None:
-    if width % 4:
-        below = width // 4 * 4
-        raise UserError(
-            "position=rope turns pairs by row and by column, so 4 must divide the head width and "
-            f"{width} is not a multiple; "
-            f"use head width {f'{below} or ' if below else ''}{below + 4}"
-        )

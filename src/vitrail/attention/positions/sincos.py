@@ -7,18 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.positions import Position, check_temperature
-from vitrail.errors import UserError
+from vitrail.attention.positions import Position, check_temperature, check_width
 
 
 def sincos_table(grid: Grid, dim: int, temperature: float, device: torch.device | None) -> Tensor:
     """(N, dim) fp32: sin and cos of the column, then of the row; prefix rows are 0."""
-    if dim % 4:
-        below = dim // 4 * 4
-        raise UserError(
-            f"position=sincos needs a dim that 4 divides and dim={dim} is not one; "
-            f"use {f'{below} or ' if below else ''}{below + 4}"
-        )
+    check_width("sincos", dim, "dim")
     rows, cols = grid.coordinates(device)
     frequency = temperature ** -(torch.arange(dim // 4, device=device).float() / (dim // 4))
     angles = [place[:, None] * frequency for place in (cols, rows)]  # (area, dim/4) each
