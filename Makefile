@@ -32,7 +32,7 @@ ifeq ($(ARGS),)
 	$(SMALL) bench=attention_quick bench.rounds=3
 	$(SMALL) bench=step bench.seconds=10
 	$(SMALL) bench=accuracy trainer.max_epochs=5 bench.target=0.6
-	$(SMALL) bench=data "bench.augments=[own,crop_flip]" bench.images=512 bench.rounds=3 bench.seconds=1
+	$(SMALL) bench=data bench.images=512 bench.rounds=3 bench.seconds=1
 else
 	$(BIN)/python bench.py $(ARGS)
 endif

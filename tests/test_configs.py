@@ -13,7 +13,7 @@ from vitrail.startup import configs
 CONFIGS = configs()
 COMMANDS = ["bench", "eval", "train"]
 # What the program passes to a constructor itself, because no config can hold it.
-PASSED = {"classes", "context", "network", "optim"}
+PASSED = {"classes", "config", "folder", "network", "optim"}
 # What commands and choices leave to the person; any value will do here.
 GIVEN = {
     "eval": ["ckpt_path=best.ckpt"],

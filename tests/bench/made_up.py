@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from vitrail.bench import run
-from vitrail.bench.measurement import Cell, Chart, Context, Findings, Point, Row
+from vitrail.bench.harness import Summary
+from vitrail.bench.report import Chart, Row
 
 
-class MadeUp:
+class MadeUpBench:
     """A cell for each number of tokens, in it a row a backend; `none` is refused everywhere.
 
     stop: the number of tokens at which Ctrl-C comes. note: a file that each measured cell is
@@ -18,61 +20,53 @@ class MadeUp:
     """
 
     keys = ("backend", "tokens", "dtype")
-    columns = ("backend", "forward_ms", "peak_mib", "auto")
+    columns = ("forward_ms", "peak_mib", "auto")
 
     def __init__(
         self,
         *,
-        context: Context,
+        config: DictConfig,
+        folder: Path,
         tokens: Sequence[int],
         backends: Sequence[str],
         stop: int | None = None,
         note: str | None = None,
     ):
-        self.context, self.tokens, self.backends = context, tokens, backends
-        self.stop, self.note = stop, note
+        self.tokens, self.backends, self.stop, self.note = tokens, backends, stop, note
 
-    def cells(self) -> list[Cell]:
-        return [
-            Cell(f"tokens={count}", f"{count} tokens, [bold]float32[/]") for count in self.tokens
-        ]
+    def cells(self) -> list[str]:
+        return [f"{count} tokens, [bold]float32[/]" for count in self.tokens]
 
-    def measure(self, cell: Cell) -> list[Row]:
-        tokens = int(cell.key.partition("=")[2])
+    def measure(self, cell: str) -> list[Row]:
+        tokens = int(cell.split()[0])
         if tokens == self.stop:
             raise KeyboardInterrupt
         if self.note is not None:
             with Path(self.note).open("a") as file:
-                file.write(f"{cell.key}\n")
+                file.write(f"{tokens}\n")
         return [row(name, tokens) for name in self.backends]
 
-    def findings(self, rows: Sequence[Row]) -> Findings:
-        lines: dict[str, list[Point]] = {}
-        for one in rows:
-            if not one["refused"]:
-                ends = one["forward_ms_p10"], one["forward_ms_p90"]
-                point = Point(one["tokens"], one["forward_ms"], *ends)
-                lines.setdefault(one["backend"], []).append(point)
-        chart = Chart(
-            "speed_vs_tokens", "Speed", "tokens", "forward, ms", lines, log=True, note="n²"
-        )
-        return Findings([chart], ["eager & <sdpa> differ"], {"made_up/eager/forward_ms": 1.5})
+    def summary(self, rows: pd.DataFrame) -> Summary:
+        counts = rows.groupby("backend")["tokens"].count().rename("cells").reset_index()
+        chart = Chart("speed & <tokens>", rows, "tokens", "forward_ms", "backend", log=True)
+        return Summary({"How <often>": counts}, [chart])
 
 
 def row(backend: str, tokens: int, **figures: Any) -> Row:
     """What the made-up measurement says of a backend; `none` is refused."""
-    refused = backend == "none"
-    ms = None if refused else tokens / 64 + len(backend)
+    words = {"backend": backend, "tokens": tokens, "dtype": "float32"}
+    if backend == "none":
+        return {**words, "refused": "cannot run <b>here</b>", **figures}
+    ms = tokens / 64 + len(backend)
     return {
-        "backend": backend,
-        "tokens": tokens,
-        "dtype": "float32",
+        **words,
         "forward_ms": ms,
-        "forward_ms_p10": None if refused else 0.9 * ms,
-        "forward_ms_p90": None if refused else 1.1 * ms,
-        "peak_mib": None if refused else 10.0,
+        "forward_ms_p10": 0.9 * ms,
+        "forward_ms_p90": 1.1 * ms,
+        "rounds_ms": [0.9 * ms, ms, 1.1 * ms],
+        "peak_mib": 10.5,
         "auto": backend == "eager",
-        "refused": "cannot run <b>here</b>" if refused else "",
+        "refused": "",
         **figures,
     }
 
@@ -80,9 +74,9 @@ def row(backend: str, tokens: int, **figures: Any) -> Row:
 def config(**changes: Any) -> DictConfig:
     """The config of a command that makes the measurement up; `changes` are keys of it."""
     bench = {
-        "_target_": f"{MadeUp.__module__}.MadeUp",
+        "_target_": f"{MadeUpBench.__module__}.MadeUpBench",
         "tokens": [64, 197, 1024],
-        "backends": ["eager", "sdpa_flash", "none"],
+        "backends": ["eager", "größer", "none"],
     }
     whole = dict.fromkeys(("into", "compare", "runs", "ckpt_path"))
     whole |= {"logger": {}, "seed": 0, "bench": bench}

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from pytorch_lightning import Callback
 
 from vitrail.bench import lightning_loop
-from vitrail.bench.bare_loop import Batch, Training
+from vitrail.bench.bare_loop import Batch, Loop
 from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
 from vitrail.bench.step_members import Setting
 from vitrail.run import train as run_train
@@ -106,8 +106,8 @@ def test_a_slow_moment_meets_all():
 def test_lightning_learns_what_the_bare_loop_learns(overrides, tmp_path):
     setting = Setting(composed(*overrides), training=True, total_steps=5)
     ours, theirs = deepcopy(setting.network), deepcopy(setting.network)
-    bare = Training(ours, setting.recipe, setting.arithmetic, device="cpu", total_steps=5)
-    losses = [bare.step(setting.batch).item() for _ in range(5)]
+    bare = Loop(ours, setting.parts, setting.batch, setting.arithmetic, total_steps=5)
+    losses = [bare.step().item() for _ in range(5)]
     assert losses[-1] < losses[0]
     turns = Turns({}, setting.batch, steps=2, device="cpu", rounds=1)
     assert len(turns) == 5

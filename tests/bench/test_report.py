@@ -1,229 +1,186 @@
-"""The page needs nothing else, shows what it was given as it was given, and its tables sort."""
+"""Tables, charts and the page show what they were given, on any names and any numbers."""
 
-import json
-import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
+from PIL import Image
+from rich.console import Console
 
-from vitrail.bench import report
-from vitrail.bench.measurement import Chart, Point
-from vitrail.bench.report import Page, Table
+from vitrail.bench.report import (
+    Chart,
+    Report,
+    draw,
+    for_people,
+    heading,
+    print_table,
+    publish,
+    table_of,
+    text,
+)
 
-from .made_up import MadeUp, row
+from .made_up import row
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-    "--disable-background-networking", "--enable-logging=stderr", "--dump-dom",
-)  # fmt: skip
-ROWS = [
-    row("eager", 64, forward_ms=0.5),
-    row("none", 64),
-    row("sdpa_flash", 64, forward_ms=1000.25),
-    row("flex", 64, forward_ms=80.0),
-    row("zebra", 64, forward_ms=None, refused="forward_ms is nan"),
-    row("sdpa", 64, forward_ms=1.5e-05),
-]
-CHART = Chart("speed", "Speed", "tokens", "ms", {"eager": [Point(64, 1), Point(197, 2)]}, note="n²")
-
-
-def page_of(rows=ROWS, **changes):
-    table = Table("Results", rows, MadeUp.keys, MadeUp.columns)
-    parts = {
-        "title": "bench=made_up",
-        "subtitle": "today",
-        "command": "python bench.py",
-        "sentences": [],
+NAN = float("nan")
+FRAME = pd.DataFrame(
+    {
+        "tokens": [197, 64, 4096, 64, 4096],
+        "time_ms": [3.0, 1.0, 900.0, 2.0, 500.0],
+        "time_ms_p10": [2.8, 0.9, 850.0, None, None],
+        "time_ms_p90": [3.1, 1.2, 950.0, None, None],
+        "backend": ["eager"] * 3 + ["sdpa_flash"] * 2,
     }
-    return Page(**parts | {"charts": [], "tables": [table]} | changes)
+)
+LOOKS = {name: {"color": "red", "marker": "o"} for name in ("eager", "sdpa_flash", "$x^2$ <学>")}
 
 
-class Reader(HTMLParser):
-    """The tables of a page as lists of rows, with the text of each cell, and all start tags."""
+def chart(frame=FRAME, *, log=False) -> Chart:
+    return Chart("Speed", frame, "tokens", "time_ms", "backend", log=log)
 
-    def __init__(self, text):
+
+def report(rows, **changes) -> Report:
+    frame = table_of(rows)
+    tables = {"Results": frame}
+    return Report(**{"title": "a < b", "subtitle": "here", "command": "bench.py 'x&y'",
+                     "rows": frame, "tables": tables} | changes)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (None, "–"), (pd.NA, "–"), (NAN, "–"), (True, "yes"), (False, "no"), ("float32", "float32"),
+        (4096, "4,096"), (0.0, "0"), (0.98661234, "0.9866"), (999.96, "1000"), (1234.56, "1,235"),
+        (0.00123456, "0.001235"), (0.000012345, "1.2e-05"), (-0.5, "-0.5"),
+    ],
+)  # fmt: skip
+def test_a_value_in_words(value, words):
+    assert text(value) == words
+
+
+@pytest.mark.parametrize(
+    "column, words",
+    {
+        "images_per_second": "images per second", "peak_mib": "peak, MiB", "s": "s",
+        "to_target_s": "to target, s", "mfu_percent": "MFU, %", "gflops_per_s": "GFLOP/s",
+        "difference_points": "difference, percentage points",
+    }.items(),
+)  # fmt: skip
+def test_a_heading_is_a_column_s_name_in_words_and_its_unit(column, words):
+    assert heading(column) == words
+
+
+def test_people_read_what_rows_have_in_common_once_and_bands_beside_figures():
+    common, texts = for_people(table_of([row("eager", 64), row("none", 64)]))
+    assert common == "tokens 64, dtype float32"
+    assert texts.to_dict("list") == {
+        "backend": ["eager", "none"], "forward, ms": ["6 (5.4 – 6.6)", "–"],
+        "peak, MiB": ["10.5", "–"], "auto": ["yes", "–"],
+        "refused": ["", "cannot run <b>here</b>"],
+    }  # fmt: skip
+    alone, all_of_it = for_people(table_of([row("eager", 64)]))
+    assert (alone, all_of_it["dtype"].tolist()) == ("", ["float32"])
+    equal = for_people(pd.DataFrame({"accuracy_percent": [20, 20], "layers": [2, 2]}))
+    assert (equal[0], [*equal[1]]) == ("layers 2", ["accuracy, %"]), "a figure is in every row"
+
+
+def test_the_terminal_has_numbers_to_the_right_and_names_as_they_are(capsys):
+    rows = [row("eager", 64), row("[bold]:cat:[/]", 64)]
+    print_table(Console(width=120), "64, [red]x[/]", table_of(rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "64, [red]x[/]"
+    assert [word.strip() for word in lines[2].strip("┃").split("┃")][:2] == [
+        "backend",
+        "forward, ms",
+    ]
+    assert lines[4].split("│")[2] == "           6 "
+    assert lines[5].split("│")[1].strip() == "[bold]:cat:[/]"
+
+
+def test_lines_and_bands_lie_where_the_points_are_along_x():
+    one = chart(log=True)
+    axes = draw(one, one.points(), LOOKS).axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    eager, flash = axes.get_lines()
+    assert eager.get_xydata().tolist() == [[64, 1.0], [197, 3.0], [4096, 900.0]]
+    assert flash.get_xydata().tolist() == [[64, 2.0], [4096, 500.0]]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert {0.9, 1.2, 850.0, 950.0} <= {float(y) for y in band[:, 1]}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "197", "4096"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens", "time, ms")
+
+
+def test_what_has_no_logarithm_or_no_figure_is_not_drawn_and_bars_end_at_zero():
+    frame = FRAME.assign(time_ms=[0.0, -1.0, None, NAN, 2.0], time_ms_p10=-3.0, time_ms_p90=NAN)
+    assert chart(frame, log=True).points()["y"].tolist() == [2.0]
+    points = chart(frame).points()
+    assert points["y"].tolist() == [-1.0, 0.0, 2.0]
+    assert points["low"].tolist() == [0.0] * 3
+    assert points["high"].tolist() == points["y"].tolist()
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_one_point_and_strange_names_are_drawn(log):
+    frame = FRAME.iloc[:1].assign(backend="$x^2$ <学>")
+    one = Chart("$\\frac <&>", frame, "tokens", "time_ms", "backend", log=log)
+    figure = draw(one, one.points(), LOOKS)
+    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["$x^2$ <学>"]
+
+
+class Tags(HTMLParser):
+    def __init__(self):
         super().__init__()
-        self.tables, self.tags, self._cell = [], [], None
-        self.feed(text)
+        self.sources, self.open = [], []
 
     def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self._cell = []
-
-    def handle_data(self, data):
-        if self._cell is not None:
-            self._cell.append(data)
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
 
     def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("|".join(self._cell))
-            self._cell = None
+        assert self.open.pop() == tag
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Write a page and return its text."""
-
-    def call(page):
-        report.write(tmp_path / "report.html", page)
-        return (tmp_path / "report.html").read_text(encoding="utf-8")
-
-    return call
-
-
-def test_the_page_refers_to_nothing_outside_itself(write):
-    text = write(page_of(charts=[CHART], details={"Environment": {"cpu": {"name": "x"}}}))
-    tags = Reader(text).tags
-    assert not [attrs for _, attrs in tags if {"src", "srcset", "action"} & attrs.keys()]
-    links = [value for _, attrs in tags for name, value in attrs.items() if name.endswith("href")]
-    assert all(link.startswith("#") for link in links)
-    assert not [tag for tag, _ in tags if tag in ("link", "iframe", "object", "img", "base")]
-    assert not re.search(r"@import|url\((?!#)", text)
-    [policy] = [attrs["content"] for tag, attrs in tags if attrs.get("http-equiv")]
-    assert policy.startswith("default-src 'none';")
+def test_the_page_needs_no_other_file_and_shows_everything_as_it_is(tmp_path):
+    rows = [row("eager", 64), row("a & <b>", 64), row("none", 64)]
+    details = {"Config": {"model": {"dim": "<48>"}}}
+    pictures = publish(tmp_path, report(rows, charts=[chart()], details=details))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert [source[:22] for source in tags.sources] == ["data:image/png;base64,"]
+    assert not re.search(r"https?://", page)
+    for part in (
+        "<title>a &lt; b", "a &amp; &lt;b&gt;", "6 (5.4 – 6.6)", "dim: &lt;48&gt;",
+        "cannot run &lt;b&gt;here", "bench.py &#x27;x&amp;y&#x27;", "3 rows; all of",
+    ):  # fmt: skip
+        assert part in page
+    assert '<div class="scroll"><table' in page, "a wide table scrolls"
+    with Image.open(pictures["Speed"]) as image:
+        assert len(image.convert("RGB").getcolors(1_000_000)) > 50
 
 
-def test_findings_come_first_then_charts_tables_and_what_ran(write):
-    text = write(
-        page_of(
-            sentences=["eager is faster"],
-            charts=[CHART],
-            command="python bench.py 'bench.shapes=[[2]]'",
-            details={"Config": {"bench": {"rounds": 9}}},
-        )
-    )
-    body = text[text.index("<main>") :]
-    parts = (
-        "eager is faster",
-        "<svg",
-        "n²",
-        "<table",
-        "&#x27;bench.shapes=[[2]]&#x27;",
-        "rounds: 9",
-    )
-    places = [body.index(part) for part in parts]
-    assert places == sorted(places)
+def test_a_chart_without_figures_and_a_table_without_rows_are_left_out(tmp_path):
+    empty = FRAME.assign(time_ms=None)
+    rows = [row("eager", 64)]
+    found = publish(tmp_path, report(rows, charts=[chart(empty)], tables={"Nothing": FRAME[:0]}))
+    assert found == {}
+    assert not (tmp_path / "charts").exists()
+    page = (tmp_path / "report.html").read_text()
+    assert "<img" not in page
+    assert "Nothing" not in page
 
 
-def test_whatever_a_name_holds_it_is_text(write):
-    evil = '<script>alert("&")</script>'
-    chart = Chart(evil, evil, evil, evil, {evil: [Point(1, 1), Point(2, 2)]}, note=evil)
-    table = Table(
-        evil, [row(evil, 64, refused=""), row("none", 64, refused=evil)], MadeUp.keys, ["peak_mib"]
-    )
-    parts = {"title": evil, "subtitle": evil, "command": evil, "sentences": [evil]}
-    text = write(page_of(**parts, charts=[chart], tables=[table], details={evil: {evil: evil}}))
-    reader = Reader(text)
-    assert [tag for tag, _ in reader.tags].count("script") == 1
-    assert reader.tables[0][1] == [evil, "10"]
-    assert reader.tables[0][2] == ["none", evil]
+def test_the_csv_has_every_column_and_whole_numbers_stay_whole(tmp_path):
+    rows = [row("eager", 64, rounds=3), row('a "b", c\nd', 64), row("none", 64)]
+    publish(tmp_path, report(rows))
+    table = pd.read_csv(tmp_path / "results.csv", dtype=str, keep_default_na=False)
+    assert table["backend"].tolist() == ["eager", 'a "b", c\nd', "none"]
+    assert table["rounds"].tolist() == ["3", "", ""]
+    assert table["auto"].tolist() == ["True", "False", ""]
 
 
-def test_a_refused_row_has_its_reason_in_place_of_figures(write):
-    text = write(page_of())
-    [table] = Reader(text).tables
-    assert table[0] == ["backend", "forward, ms", "peak, MiB", "auto"]
-    assert table[1] == ["eager", "0.5|5.4 – 6.6", "10", "yes"]
-    assert table[2] == ["none", "cannot run <b>here</b>"]
-    assert '<td class="why" colspan="3">' in text
-    assert table[5] == ["zebra", "–|5.4 – 6.6", "10", "no|forward_ms is nan"]
-
-
-def test_a_key_that_is_the_same_everywhere_is_said_once_above(write):
-    text = write(page_of())
-    assert "<caption>6 rows; all of tokens 64, dtype float32</caption>" in text
-    assert "<caption>1 row</caption>" in write(page_of(ROWS[:1]))
-
-
-def test_a_table_without_rows_is_left_out(write):
-    assert "<table>" not in write(page_of([]))
-
-
-def test_a_folded_table_is_there_for_the_asking(write):
-    text = write(page_of(tables=[Table("All columns", ROWS, MadeUp.keys, [*ROWS[0]], folded=True)]))
-    assert "<details>\n<summary>All columns</summary>" in text
-    heads = ["backend", "forward, ms", "peak, MiB", "auto"]  # bands stand beside, reasons instead
-    assert Reader(text).tables[0][0] == heads
-
-
-def test_where_two_trees_differ_is_a_row_a_key():
-    trees = {
-        "A": {"cpu": {"cores": 2, "name": "x"}, "gpu": None},
-        "B": {"cpu": {"cores": 4, "name": "x"}},
-    }
-    assert report.differing(trees) == [{"key": "cpu.cores", "A": 2, "B": 4}]
-
-
-@pytest.mark.skipif(BROWSER is None, reason="there is no chromium here")
-class TestInABrowser:
-    """What a person sees and clicks."""
-
-    @pytest.fixture
-    def browse(self, tmp_path):
-        """Open a page with one more script in it: the page then, and what the browser said."""
-
-        def call(page, script):
-            path = tmp_path / "report.html"
-            report.write(path, page)
-            text = path.read_text(encoding="utf-8")
-            path.write_text(
-                text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8"
-            )
-            done = subprocess.run(
-                [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
-                env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-            return Reader(done.stdout), complaints
-
-        return call
-
-    @pytest.mark.parametrize(
-        "column, clicks, names",
-        [
-            (1, 1, ["sdpa", "eager", "flex", "sdpa_flash", "none", "zebra"]),
-            (1, 2, ["sdpa_flash", "flex", "eager", "sdpa", "none", "zebra"]),
-            (0, 1, ["eager", "flex", "none", "sdpa", "sdpa_flash", "zebra"]),
-            (0, 2, ["zebra", "sdpa_flash", "sdpa", "none", "flex", "eager"]),
-        ],
-    )
-    def test_a_click_on_a_heading_sorts_numbers_as_numbers_and_blanks_last(
-        self, browse, column, clicks, names
-    ):
-        click = f"document.querySelectorAll('th button')[{column}].click();"
-        reader, complaints = browse(page_of(), click * clicks)
-        [table] = reader.tables
-        assert [cells[0] for cells in table[1:]] == names
-        sorts = [attrs["aria-sort"] for tag, attrs in reader.tags if tag == "th"]
-        assert sorts[column] == ("descending" if clicks == 2 else "ascending")
-        assert sorts.count("none") == len(sorts) - 1
-        assert complaints == []
-
-    def test_charts_and_tables_are_seen_and_nothing_is_refused_by_the_pages_own_policy(
-        self, browse
-    ):
-        look = """
-            const seen = [...document.querySelectorAll("figure svg, table")].map(one => {
-              const {width, height} = one.getBoundingClientRect();
-              return [one.tagName.toLowerCase(), Math.round(width), Math.round(height)];
-            });
-            document.body.dataset.seen = JSON.stringify(seen);"""
-        reader, complaints = browse(page_of(charts=[CHART, CHART]), look)
-        [seen] = [
-            json.loads(attrs["data-seen"]) for _, attrs in reader.tags if "data-seen" in attrs
-        ]
-        assert [name for name, _, _ in seen] == ["svg", "svg", "table"]
-        assert all(width > 200 and height > 100 for _, width, height in seen)
-        assert complaints == []
+def test_a_page_that_cannot_be_written_is_named(tmp_path, full_disk):
+    with full_disk(100), pytest.raises(OSError, match=r"results\.csv|report\.html|\.png"):
+        publish(tmp_path, report([row("eager", number) for number in range(9)]))

@@ -1,19 +1,60 @@
-"""One attention call that is measured: its inputs, what it asks of backends, what it computes."""
+"""One attention call: its shape, its inputs, what it asks of backends, what it computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from vitrail.attention import backends
+from vitrail.attention import Grid, backends
 from vitrail.attention.backends import Backend, Request, compute_capability
 from vitrail.attention.patterns import Call, GridPattern, Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.selection.sample import Sample
-from vitrail.bench.compiled import Compiled
-from vitrail.bench.shapes import Shape
+from vitrail.errors import UserError
+
+KINDS_OF_CALLS = 64  # that are compiled before torch gives up, and says so
+
+
+@dataclass(frozen=True)
+class Shape:
+    """(batch, heads, grid.tokens, width); a grid of one row is a number of tokens without a map."""
+
+    batch: int
+    heads: int
+    grid: Grid
+    width: int
+
+    @classmethod
+    def read(cls, given: Sequence[int | Sequence[int]]) -> "Shape":
+        """Of [batch, heads, tokens, width]; tokens may be [rows, cols] or [rows, cols, prefix]."""
+        match given:
+            case [int(), int(), int(tokens), int()]:
+                sizes, grid = given, [1, tokens]
+            case [int(), int(), [int(), int()] | [int(), int(), int()] as grid, int()]:
+                sizes = [*given[:2], *grid[:2], given[3]]
+            case _:
+                sizes = [0]
+        if min(sizes) < 1:
+            raise UserError(
+                "bench.shapes takes [batch, heads, tokens, head width], tokens as [rows, cols] or "
+                f"[rows, cols, prefix] for a map, got {given}"
+            )
+        return cls(given[0], given[1], Grid(*grid), given[3])
+
+    @property
+    def map(self) -> str:
+        """`14 x 14`, `14 x 14 + 1` with prefix tokens; empty where there is none."""
+        if self.grid.rows == 1:
+            return ""
+        prefix = f" + {self.grid.prefix}" if self.grid.prefix else ""
+        return f"{self.grid.rows} x {self.grid.cols}{prefix}"
+
+    def __str__(self) -> str:
+        """`(64, 3, 197, 64) on 14 x 14 + 1`."""
+        sizes = f"({self.batch}, {self.heads}, {self.grid.tokens}, {self.width})"
+        return f"{sizes} on {self.map}" if self.map else sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +133,26 @@ class AttentionCall:
         return self.pattern.split(whole, None, self.shape.grid)
 
 
+class Compiled(Backend):
+    """A backend in a graph of torch.compile, as under compile=true; serves what that one serves."""
+
+    def __init__(self, backend: Backend):
+        self.name, self.keeps_scores = backend.name, backend.keeps_scores
+        self.capability, self.refuse = backend.capability, backend.refuse
+        self.variant, self.kernels = backend.variant, backend.kernels
+        # With `fullgraph` torch raises where it would otherwise go on uncompiled, and quietly.
+        self._graph = torch.compile(backend.__call__, fullgraph=True, dynamic=False)
+
+    def __call__(self, q, k, v, **given):
+        with torch._dynamo.config.patch(recompile_limit=KINDS_OF_CALLS):
+            return self._graph(q, k, v, **given)
+
+
 def function_of(call: AttentionCall, name: str, compiled: bool) -> Callable[[], object]:
-    """The call by the backend of that name; what a process of its own can be told to make."""
-    backend = backends.load(name)
-    return call.function(Compiled(backend) if compiled else backend, call.sample())
+    """The call by the backend of that name; a process of its own can be told to make it."""
+    return call.function(load(name, compiled), call.sample())
+
+
+def load(name: str, compiled: bool) -> Backend:
+    """The backend of that name; compiled: in a graph of torch.compile."""
+    return Compiled(backends.load(name)) if compiled else backends.load(name)

@@ -1,6 +1,5 @@
-"""Training and inference as torch alone drives them, which Lightning's loop is compared with."""
+"""Training and inference steps as torch alone drives them."""
 
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.attention import backends
+from vitrail.attention.backends import Backend, Request
+from vitrail.bench.device import MIB
 from vitrail.training.mixing import Mixing
 from vitrail.training.optim import Optim
 from vitrail.training.precision import Arithmetic
@@ -16,46 +17,37 @@ from vitrail.training.precision import Arithmetic
 
 @dataclass(frozen=True)
 class Batch:
-    """images (B, 3, H, W), labels (B,) int64, padding (B, H, W) bool, True = real, or None."""
+    """images (B, 3, H, W), labels (B,) int64, valid (B, H, W) bool or None."""
 
     images: Tensor
     labels: Tensor
-    padding: Tensor | None
+    valid: Tensor | None
 
     @classmethod
-    def drawn(
-        cls, *, size: int, image_size: tuple[int, int], classes: int, padded: bool, device: str
+    def noise(
+        cls,
+        size: int,
+        image_size: tuple[int, int],
+        *,
+        classes: int,
+        padded: bool,
+        device: str,
+        dtype: torch.dtype,
     ) -> "Batch":
         """Noise of a data set's shape; padded: every other image is half as wide as the others."""
         generator = torch.Generator().manual_seed(0)
-        padding = None
+        images = torch.randn(size, 3, *image_size, generator=generator)
+        labels = torch.randint(classes, (size,), generator=generator)
+        valid = None
         if padded:
-            padding = torch.ones(size, *image_size, dtype=torch.bool)
-            padding[1::2, :, image_size[1] // 2 :] = False
-            padding = padding.to(device)
-        return cls(
-            torch.randn(size, 3, *image_size, generator=generator).to(device),
-            torch.randint(classes, (size,), generator=generator).to(device),
-            padding,
-        )
-
-    def in_dtype(self, dtype: torch.dtype) -> "Batch":
-        """The same with images of another dtype."""
-        return replace(self, images=self.images.to(dtype))
-
-    def logits(self, network: nn.Module) -> Tensor:
-        """(B, C), in float32 at least."""
-        images = (self.images,) if self.padding is None else (self.images, self.padding)
-        found = network(*images)
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+            valid = torch.ones(size, *image_size, dtype=torch.bool, device=device)
+            valid[1::2, :, image_size[1] // 2 :] = False
+        return cls(images.to(device, dtype), labels.to(device), valid)
 
 
 @dataclass(frozen=True)
-class LoggerFactory:
-    """What a training step does beside the network, as the config has it.
-
-    clip: the largest norm of all gradients together, None for no clipping.
-    """
+class StepParts:
+    """What a training step does beside the network; clip: the largest norm of all gradients."""
 
     optim: Optim
     mixing: Mixing
@@ -63,103 +55,102 @@ class LoggerFactory:
     clip: float | None
 
 
-class Training:
-    """A network and its optimizer; `step` is forward, loss, backward, clipping and update.
+class Loop:
+    """A network with all that its steps on a batch need; it is moved to the batch's device.
 
-    It computes what `Classifier.training_step` computes under a Trainer, and logs nothing. The
-    network is moved to the device and into the arithmetic's dtype. total_steps: of the schedule.
+    A training step computes what `Classifier.training_step` computes under a Trainer, and logs
+    nothing. parts: None for inference. total_steps: of the learning rate's schedule.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        recipe: LoggerFactory,
+        parts: StepParts | None,
+        batch: Batch,
         arithmetic: Arithmetic,
-        *,
-        device: str,
-        total_steps: int,
+        total_steps: int = 2,
     ):
-        self.network = network.to(device, arithmetic.dtype).train()
-        self.recipe, self.arithmetic, self.device = recipe, arithmetic, device
-        self.scaler = torch.amp.GradScaler(device, enabled=arithmetic.scaled)
-        self.optimizer, self.schedule = recipe.optim.build(
-            self.network, total_steps, fused=not arithmetic.scaled
-        )
+        self.device = batch.images.device.type
+        self.network = network.to(self.device, arithmetic.dtype).train(parts is not None)
+        self._parts, self._batch, self._arithmetic = parts, batch, arithmetic
+        if parts is not None:
+            self._scaler = torch.amp.GradScaler(self.device, enabled=arithmetic.scaled)
+            self._optimizer, self._schedule = parts.optim.build(
+                network, total_steps, fused=not arithmetic.scaled
+            )
 
-    def step(self, batch: Batch) -> Tensor:
-        """Learn from a batch whose images have the arithmetic's dtype; the loss, a scalar."""
-        with self.arithmetic.casting(self.device):
-            images, targets = self.recipe.mixing(batch.images, batch.labels, batch.padding)
-            logits = replace(batch, images=images).logits(self.network)
-            loss = F.cross_entropy(logits, targets, label_smoothing=self.recipe.label_smoothing)
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        if self.recipe.clip:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.schedule.step()
-        return loss.detach()
+    def step(self) -> Tensor:
+        """Learn from the batch, which gives the loss; in inference the logits (B, C)."""
+        if self._parts is None:
+            with torch.no_grad(), self._arithmetic.casting(self.device):
+                return self._logits(self._batch)
+        return self._training_step(self._parts, self._batch)
 
     @property
-    def state_bytes(self) -> int:
-        """Weights, their gradients, and what the optimizer keeps of them; after a step."""
-        parameters = list(self.network.parameters())
-        kept = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return sum(
-            tensor.nbytes
-            for tensor in (*parameters, *self.network.buffers(), *gradients, *kept)
-            if isinstance(tensor, Tensor)
-        )
+    def state_mib(self) -> float:
+        """Weights, and in training gradients and what the optimizer keeps; after a step."""
+        tensors = [*self.network.parameters(), *self.network.buffers()]
+        if self._parts is not None:
+            tensors += [p.grad for p in self.network.parameters() if p.grad is not None]
+            tensors += [t for state in self._optimizer.state.values() for t in state.values()]
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor)) / MIB
+
+    def _training_step(self, parts: StepParts, batch: Batch) -> Tensor:
+        with self._arithmetic.casting(self.device):
+            images, targets = parts.mixing(batch.images, batch.labels, batch.valid)
+            logits = self._logits(replace(batch, images=images))
+            loss = F.cross_entropy(logits, targets, label_smoothing=parts.label_smoothing)
+        self._optimizer.zero_grad()
+        self._scaler.scale(loss).backward()
+        if parts.clip:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self.network.parameters(), parts.clip)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._schedule.step()
+        return loss.detach()
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """In float32 at least."""
+        valid = () if batch.valid is None else (batch.valid,)
+        logits = self.network(batch.images, *valid)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def infer(network: nn.Module, batch: Batch, arithmetic: Arithmetic) -> Tensor:
-    """Logits (B, C) of a network in evaluation, without gradients."""
-    with torch.no_grad(), arithmetic.casting(batch.images.device.type):
-        return batch.logits(network)
+def step_of(network: nn.Module, layers: Mapping[str, str], *loop) -> Callable[[], Tensor]:
+    """The step of a new loop; layers: the name of each attention layer's backend."""
+    use_backends(network, layers)
+    return Loop(network, *loop).step
 
 
-def training_step(
-    network: nn.Module,
-    layers: Mapping[str, str],
-    recipe: LoggerFactory,
-    arithmetic: Arithmetic,
-    batch: Batch,
-) -> Callable[[], object]:
-    """A step of a new optimizer; layers: the name of each attention layer's backend."""
-    set_backends(network, layers)
-    device = batch.images.device.type
-    training = Training(network, recipe, arithmetic, device=device, total_steps=2)
-    return lambda: training.step(batch)
-
-
-def inference_pass(
-    network: nn.Module, layers: Mapping[str, str], arithmetic: Arithmetic, batch: Batch
-) -> Callable[[], object]:
-    """The same for inference."""
-    set_backends(network, layers)
-    network.to(batch.images.device, arithmetic.dtype).eval()
-    return lambda: infer(network, batch, arithmetic)
-
-
-def set_backends(network: nn.Module, layers: Mapping[str, str]) -> None:
-    """Put the backends of these names into a network's layers."""
+def use_backends(network: nn.Module, layers: Mapping[str, str | Backend]) -> None:
+    """Put these backends, or those of these names, into a network's layers."""
     for name, backend in layers.items():
-        network.get_submodule(name).backend = backends.load(backend)
+        loaded = backends.load(backend) if isinstance(backend, str) else backend
+        network.get_submodule(name).backend = loaded
 
 
-def packed(build: Callable[..., Callable[[], object]], *arguments: object) -> bytes:
-    """A call of `build` for another process, which `unpacked` makes there.
+class _NoScores(torch.autograd.Function):
+    """v forward, and its gradient for q, k and v alike backward."""
 
-    By value: as arguments of a process, weights would be moved into shared memory, of which
-    containers have little.
-    """
-    return pickle.dumps((build, arguments))
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.shapes = q.shape, k.shape, v.shape
+        return v.clone() if v.shape == q.shape else q.clone()  # a pooling query has its own shape
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad if grad.shape == s else grad.new_zeros(s) for s in ctx.shapes)
 
 
-def unpacked(call: bytes) -> Callable[[], object]:
-    """What `build` of a packed call gives."""
-    build, arguments = pickle.loads(call)
-    return build(*arguments)
+class NoAttention(Backend):
+    """Computes no attention: what a step takes with it is what the rest of the step takes."""
+
+    name = "without attention"
+    capabilities = {}
+
+    def refuse(self, request: Request) -> list[str]:
+        return []
+
+    def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
+        return _NoScores.apply(q, k, v)

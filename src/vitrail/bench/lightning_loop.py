@@ -6,9 +6,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from omegaconf import DictConfig
-from pytorch_lightning import Trainer
 
-from vitrail.attention.selection.stopwatch import Times, clock, interleave
+from vitrail.attention.selection import stopwatch
+from vitrail.attention.selection.stopwatch import Times
 from vitrail.bench.bare_loop import Batch
 from vitrail.run.callbacks import StopBetweenBatches, step_callbacks
 from vitrail.run.checkpoint import BestAndLast, WholeFiles
@@ -24,7 +24,7 @@ class Turns:
 
     Each round, the others are called once and timed, then the Trainer is given `steps` batches. Its
     turn lasts until it asks for the batch after them, so all that it does around a step counts.
-    times: seconds of each by name, Lightning's under `lightning`, without the warm-up rounds.
+    times: seconds of each by name, Lightning's under `lightning`, without the warm-up round.
     """
 
     def __init__(
@@ -35,36 +35,32 @@ class Turns:
         steps: int,
         device: str,
         rounds: int,
-        warm_up: int = 1,
-        clock: Callable[[str], float] = clock,
+        clock: Callable[[str], float] = stopwatch.clock,
     ):
         self.times: dict[str, Times] = {}
         self._others = others
-        self._batch = (batch.images, batch.labels, batch.padding)
-        self._steps, self._rounds, self._warm_up = steps, rounds, warm_up
-        self._device, self._read = device, clock
+        self._batch = (batch.images, batch.labels, batch.valid)
+        self._steps, self._rounds = steps, rounds
+        self._device, self._clock = device, clock
 
     def __len__(self) -> int:
         """One more than are counted: asked for that one, Lightning has finished those before."""
-        return self._steps * (self._warm_up + self._rounds) + 1
+        return self._steps * (1 + self._rounds) + 1
 
     def __iter__(self) -> Iterator[tuple]:
         found: dict[str, list[float]] = {name: [] for name in (*self._others, LIGHTNING)}
-        for number in range(1 - self._warm_up, self._rounds + 1):
-            passed = self._of_the_others()
-            start = self._read(self._device)
+        once = {"device": self._device, "rounds": 1, "warm_up": 0, "clock": self._clock}
+        for number in range(self._rounds + 1):
+            passed = stopwatch.interleave(self._others, **once)
+            start = self._clock(self._device)
             for _ in range(self._steps):
                 yield self._batch
-            passed[LIGHTNING] = self._read(self._device) - start
-            if number > 0:
-                for name, seconds in passed.items():
-                    found[name].append(seconds)
+            passed[LIGHTNING] = Times((self._clock(self._device) - start,))
+            if number > 0:  # the first round warms up
+                for name, times in passed.items():
+                    found[name] += times.seconds
         self.times = {name: Times(tuple(seconds)) for name, seconds in found.items()}
         yield self._batch
-
-    def _of_the_others(self) -> dict[str, float]:
-        times = interleave(self._others, device=self._device, rounds=1, warm_up=0, clock=self._read)
-        return {name: found.median for name, found in times.items()}
 
 
 def drive(
@@ -72,7 +68,7 @@ def drive(
 ) -> None:
     """Fit a classifier on these turns, one epoch, as train.py would on one device.
 
-    folder: what such a run writes goes there.
+    folder: what such a run writes goes there. Raises KeyboardInterrupt where it was stopped.
     """
     stopping = StopBetweenBatches()
     with open_loggers({}, folder, config={}, run_id=None, resumed_at=None) as loggers:
@@ -99,16 +95,10 @@ def drive(
             limit_val_batches=0,
             log_every_n_steps=min(config.trainer.log_every_n_steps, len(turns)),
         )
-        _fit(trainer, classifier, turns, stopping)
-
-
-def _fit(
-    trainer: Trainer, classifier: Classifier, turns: Turns, stopping: StopBetweenBatches
-) -> None:
-    try:
-        with redirect_stdout(io.StringIO()):  # the line that an epoch ends with
-            trainer.fit(classifier, turns, [])  # which is no validation, and no warning
-    except SystemExit as stop:
-        if stopping.asked:
-            raise KeyboardInterrupt from stop
-        raise
+        try:
+            with redirect_stdout(io.StringIO()):  # the line that an epoch ends with
+                trainer.fit(classifier, turns, [])  # which is no validation, and no warning
+        except SystemExit as stop:
+            if stopping.asked:
+                raise KeyboardInterrupt from stop
+            raise

@@ -1,189 +1,231 @@
-"""report.html: one page that needs nothing else, with what was found, charts, tables, what ran."""
+"""What a measurement leaves for people: tables as CSV, on the terminal and on one page, charts."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import base64
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import pandas as pd
 import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from vitrail.bench.bands import is_end
-from vitrail.bench.charts import styles, svg
-from vitrail.bench.measurement import Chart, Row, Value
-from vitrail.bench.results import flat
-from vitrail.bench.values import has_figures, heading, is_number, written, written_band
-from vitrail.tracking.atomic import write_text
+from vitrail.run.console import shown
+from vitrail.tracking.atomic import replacing, write_text
 
-TEMPLATE = Path(__file__).with_name("report.html")
+TEMPLATE = Path(__file__).with_name("page.html")
+ENDS = (("_p10", "_p90"), ("_low", "_high"))  # of a band of times, and of a 95 % interval
+UNITS = {"ms": "ms", "s": "s", "mib": "MiB", "percent": "%", "points": "percentage points"}
+COLOURS = ("#3b82d6", "#e0701f", "#2f9e60", "#c2569b", "#8a6fd1", "#b08a1e", "#2a9aa8", "#c84b4b")
+MARKERS = "osD^vPX*<>"
+MOST_MARKS = 25  # of a line; beyond, they hide it
+MOST_TICKS = 12
+
+Value = str | int | float | bool | None | list[float]
+# One measurement: units in the names, and the reason in "refused" where there is no figure. The
+# ends of a figure's band or interval stand beside it, see ENDS.
+Row = Mapping[str, Value]
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows that a person may sort.
+class Chart:
+    """A line for each value of the column `line`, of `y` over `x`, with the band that `y` has.
 
-    keys: the columns that say what a row is of; they come first, and one whose value is the same
-    everywhere is said once, above. columns: the others. A row with a reason under `refused` and no
-    figures shows the reason in their place. folded: whether it is shown only when asked for.
+    A line of one point is drawn as a point. log: whether both axes are logarithmic.
     """
 
-    title: str
-    rows: Sequence[Row]
-    keys: Sequence[str]
-    columns: Sequence[str]
-    folded: bool = False
+    name: str
+    frame: pd.DataFrame
+    x: str
+    y: str
+    line: str
+    log: bool = False
+
+    def points(self) -> pd.DataFrame:
+        """x, y, low, high and line of what can be drawn, along x; bands end at 0."""
+        low, high = next((ends for ends in ENDS if self.y + ends[0] in self.frame), ("", ""))
+        columns = {"x": self.x, "y": self.y, "low": self.y + low, "high": self.y + high}
+        points = pd.DataFrame(
+            {name: pd.to_numeric(self.frame[of]).astype(float) for name, of in columns.items()}
+        ).assign(line=self.frame[self.line].astype(str))
+        points = points.dropna(subset=["x", "y"]).sort_values("x", kind="stable")
+        if self.log:
+            points = points[(points.x > 0) & (points.y > 0)]
+        points["low"] = points.low.fillna(points.y).clip(lower=0)
+        points["high"] = points.high.fillna(points.y)
+        return points
 
 
 @dataclass(frozen=True)
-class Page:
-    """What a page shows, in this order.
+class Report:
+    """What a folder is left with.
 
-    subtitle: when, and on what. command: as a person would type it. details: nested containers by
-    title, such as the environment: shown as they are when asked for.
+    Args:
+        title: of the page.
+        subtitle: when, and on what.
+        command: as a person would type it.
+        rows: every column of every row, as results.csv holds them.
+        tables: by title, as the page shows them.
+        charts: those without points are left out.
+        details: nested plain containers by title, shown when asked for.
     """
 
     title: str
     subtitle: str
     command: str
-    sentences: Sequence[str]
-    charts: Sequence[Chart]
-    tables: Sequence[Table]
+    rows: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
+    charts: Sequence[Chart] = ()
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def write(path: Path, page: Page) -> None:
-    """Write the page, whole or not at all; raises OSError when it cannot be written."""
-    parts = [
-        _section("Findings", _list(page.sentences)) if page.sentences else "",
-        _section("Charts", _charts(page.charts)) if page.charts else "",
-        *(_table(table) for table in page.tables),
-        _section("What ran", f"<p><code>{escape(page.command)}</code></p>" + _facts(page.details)),
-    ]
-    template = Template(TEMPLATE.read_text(encoding="utf-8"))
-    text = template.substitute(
-        title=escape(page.title),
-        subtitle=escape(page.subtitle),
-        body="\n".join(filter(None, parts)),
-    )
-    write_text(path, text)
+def publish(folder: Path, report: Report) -> dict[str, Path]:
+    """Write results.csv, charts/*.png and report.html; the pictures' paths by name of chart.
 
-
-def _section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>"
-
-
-def _list(sentences: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>\n" for sentence in sentences)
-    return f'<ul class="findings">\n{items}</ul>'
-
-
-def _charts(charts: Sequence[Chart]) -> str:
-    looks = styles(charts)
-    return (
-        '<div class="charts">\n' + "\n".join(_figure(chart, looks) for chart in charts) + "</div>"
-    )
-
-
-def _figure(chart: Chart, looks: Mapping[str, Mapping[str, str]]) -> str:
-    picture = svg(chart, looks).replace(
-        "<svg", f'<svg role="img" aria-label="{escape(chart.title)}"', 1
-    )
-    note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-    return f"<figure>\n{picture}\n<figcaption>{note}</figcaption>\n</figure>"
-
-
-def _table(table: Table) -> str:
-    if not table.rows:
-        return ""
-    same = {
-        key: table.rows[0][key]
-        for key in table.keys
-        if len(table.rows) > 1 and len({row[key] for row in table.rows}) == 1
+    Raises OSError, which names the file that cannot be written.
+    """
+    write_text(folder / "results.csv", report.rows.to_csv(index=False, lineterminator="\n"))
+    charts = {chart.name: chart.points() for chart in report.charts}
+    names = dict.fromkeys(name for points in charts.values() for name in points.line)
+    looks = {
+        name: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        for i, name in enumerate(names)
     }
-    keys = [key for key in table.keys if key not in same]
-    columns = [*keys, *(name for name in table.columns if name not in (*table.keys, "refused"))]
-    columns = [name for name in columns if not is_end(name, columns)]
-    numbers = {name for name in columns if is_number(row[name] for row in table.rows)}
-    heads = "".join(
-        f'<th scope="col" aria-sort="none"{_kind(name in numbers)}>'
-        f'<button type="button">{escape(heading(name))}</button></th>'
-        for name in columns
+    pictures = {}
+    for chart in report.charts:
+        if charts[chart.name].empty:
+            continue
+        file = re.sub(r"[^\w.-]+", "_", chart.name).strip("_")
+        path = folder / "charts" / f"{file}.png"
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as draft:
+            draw(chart, charts[chart.name], looks).savefig(draft, bbox_inches="tight", dpi=150)
+        pictures[chart.name] = path
+    write_text(folder / "report.html", _page(report, pictures))
+    print(f"results: {shown(folder / 'results.csv')}")
+    print(f"report: {shown(folder / 'report.html')}")
+    return pictures
+
+
+def table_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows without what is a list in them, such as the seconds of single rounds."""
+    plain = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows]
+    return pd.DataFrame(plain).convert_dtypes()
+
+
+def for_people(frame: pd.DataFrame, *, percentiles: bool = True) -> tuple[str, pd.DataFrame]:
+    """What all rows have in common, in a line, and a table of texts of what they have not.
+
+    Headings give units, and bands stand beside their figures. A column without values is left out.
+    """
+    frame = frame.reset_index(drop=True)
+    ends = {column + end for column in frame for pair in ENDS for end in pair}
+    common, texts = [], {}
+    for column in (column for column in frame if column not in ends):
+        values = frame[column]
+        if (values.isna() | (values.astype(str) == "")).all():
+            continue
+        words = values.map(text)
+        measured = pd.api.types.is_float_dtype(values) or column.rpartition("_")[2] in UNITS
+        if len(frame) > 1 and words.nunique() == 1 and not measured:
+            common.append(f"{heading(column)} {words[0]}")
+            continue
+        for low, high in ENDS[not percentiles :]:
+            if column + low in frame:
+                band = frame[column + low].map(text) + " – " + frame[column + high].map(text)
+                words = words.where(frame[column + low].isna(), words + " (" + band + ")")
+        texts[heading(column)] = words
+    return ", ".join(common), pd.DataFrame(texts, dtype=str)
+
+
+def print_table(console: Console, title: str, frame: pd.DataFrame) -> None:
+    """The frame as people read it, numbers to the right; what rows have in common below."""
+    common, texts = for_people(frame, percentiles=False)
+    table = Table(title=Text(title), title_justify="left", caption=Text(common))
+    for column in texts:
+        numeric = texts[column].str.match(r"–$|-?\d").all()
+        table.add_column(Text(column), justify="right" if numeric else "left")
+    for row in texts.itertuples(index=False):
+        table.add_row(*map(Text, row))  # what is in a table may look like rich's markup
+    console.print(table)
+
+
+def heading(column: str) -> str:
+    """A column's name in words with its unit apart: `peak_mib` is `peak, MiB`."""
+    column = column.replace("gflops_per_s", "GFLOP/s").replace("mfu", "MFU")
+    name, _, unit = column.rpartition("_")
+    return (f"{name}, {UNITS[unit]}" if name and unit in UNITS else column).replace("_", " ")
+
+
+def text(value: Value) -> str:
+    """Four digits of a number, yes or no, a word as it is; a dash for nothing."""
+    if pd.isna(value):
+        return "–"
+    if isinstance(value, str):
+        return value
+    if pd.api.types.is_bool(value):
+        return "yes" if value else "no"
+    if pd.api.types.is_integer(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
+
+
+def draw(chart: Chart, points: pd.DataFrame, looks: Mapping[str, Mapping[str, str]]):
+    """matplotlib's figure of these points; looks: colour and marker of each line by its name."""
+    # Slow to import, and only drawing needs it; no pyplot, whose figures belong to the process.
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    with rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(7.2, 4.2))
+        axes = figure.add_subplot()
+        if chart.log:
+            axes.set(xscale="log", yscale="log")
+        for name, line in points.groupby("line", sort=False):
+            look = looks[name] if len(line) <= MOST_MARKS else {**looks[name], "marker": ""}
+            axes.plot(line.x, line.y, label=name, markersize=5, linewidth=1.6, **look)
+            if len(line) > 1:
+                axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.18)
+            else:
+                axes.vlines(line.x, line.low, line.high, color=look["color"], alpha=0.5)
+        measured = sorted(points.x.unique())
+        if chart.log:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            if len(measured) <= MOST_TICKS:
+                axes.set_xticks(measured, [f"{x:g}" for x in measured])
+                axes.xaxis.set_minor_locator(NullLocator())
+        axes.set(title=chart.name, xlabel=heading(chart.x), ylabel=heading(chart.y))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.15)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
+    return figure
+
+
+def _page(report: Report, pictures: Mapping[str, Path]) -> str:
+    parts = ['<div class="charts">', *map(_picture, pictures.items()), "</div>"]
+    for title, frame in report.tables.items():
+        if not frame.empty:
+            common, texts = for_people(frame)
+            table = texts.to_html(index=False, border=0)
+            count = f"{len(frame)} rows" + f"; all of {common}" * bool(common)
+            parts += [f"<h2>{escape(title)}</h2><p>{escape(count)}</p>"]
+            parts += [f'<div class="scroll">{table}</div>']
+    parts.append(f"<h2>Command</h2><pre>{escape(report.command)}</pre>")
+    for title, content in report.details.items():
+        listing = escape(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
+        parts.append(f"<details><summary>{escape(title)}</summary><pre>{listing}</pre></details>")
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(report.title), subtitle=escape(report.subtitle), body="\n".join(parts)
     )
-    lines = "\n".join(f"<tr>{_row(row, keys, columns, numbers)}</tr>" for row in table.rows)
-    everywhere = ", ".join(
-        f"{heading(key)} {written(value)}" for key, value in same.items() if value not in ("", None)
-    )
-    count = f"{len(table.rows)} row{'s' * (len(table.rows) > 1)}"
-    caption = f"{count}; all of {everywhere}" if everywhere else count
-    content = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">\n'
-        f"<table>\n<caption>{escape(caption)}</caption>\n"
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>\n</div>"
-    )
-    if table.folded:
-        return f"<details>\n<summary>{escape(table.title)}</summary>\n{content}\n</details>"
-    return _section(table.title, content)
 
 
-def _row(row: Row, keys: Sequence[str], columns: Sequence[str], numbers: Collection[str]) -> str:
-    """The cells of a row; of one without figures its keys, and then the reason across the rest."""
-    reason = row.get("refused")
-    blank = reason and not has_figures({name: row[name] for name in columns}, keys)
-    cells = [_cell(row, name, name in numbers) for name in (keys if blank else columns)]
-    if blank:
-        cells.append(f'<td class="why" colspan="{len(columns) - len(keys)}">{escape(reason)}</td>')
-    elif reason:
-        cells[-1] = cells[-1].replace("</td>", f'<small class="why">{escape(reason)}</small></td>')
-    return "".join(cells)
-
-
-def _cell(row: Row, name: str, number: bool) -> str:
-    value: Value = row[name]
-    sorts = "" if value is None else f' data-value="{escape(str(value))}"'
-    band = written_band(row, name)
-    small = f"<small>{escape(band)}</small>" if band else ""
-    return f"<td{_kind(number)}{sorts}>{escape(written(value))}{small}</td>"
-
-
-def _kind(number: bool) -> str:
-    return ' class="number"' if number else ""
-
-
-def _facts(details: Mapping[str, Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"<details>\n<summary>{escape(title)}</summary>\n<pre>{escape(_yaml(content))}</pre>\n"
-        "</details>"
-        for title, content in details.items()
-    )
-
-
-def _yaml(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-
-
-def machine(environment: Mapping[str, Any]) -> str:
-    """A machine and its libraries in a few words, of what `environment.describe` gave."""
-    cpu, gpu = environment["cpu"], environment["gpu"]
-    name = (
-        f"{cpu['name']}, {cpu['threads']} of {cpu['cores']} cores"
-        if gpu is None
-        else " + ".join(card["name"] for card in gpu["cards"])
-    )
-    return f"{name}, torch {environment['packages']['torch']}, vitrail {environment['vitrail']}"
-
-
-def differing(trees: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """One row for each dotted key whose leaves differ between the named trees: a column a tree."""
-    leaves = {name: dict(flat(tree)) for name, tree in trees.items()}
-    keys = dict.fromkeys(key for tree in leaves.values() for key in tree)
-    return [
-        {"key": key, **{name: _leaf(tree, key) for name, tree in leaves.items()}}
-        for key in keys
-        if len({str(tree.get(key)) for tree in leaves.values()}) > 1
-    ]
-
-
-def _leaf(tree: Mapping[str, Any], key: str) -> Value:
-    value = tree.get(key)
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+def _picture(item: tuple[str, Path]) -> str:
+    name, path = item
+    source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f'<img alt="{escape(name)}" src="{source}">'

@@ -1,47 +1,36 @@
-"""The ways to compute a step that are timed in turn, and why others are not."""
+"""The ways to compute a step that are timed in turn: by each backend, compiled, by timm."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from vitrail.attention.backends import AUTO
-from vitrail.attention.selection.layers import LayerPlan
+from vitrail.attention.selection import stopwatch
+from vitrail.attention.selection.gate import FailedGate
+from vitrail.attention.selection.layers import LayerPlan, Rules, plan_layers
 from vitrail.attention.selection.requests import attention_layers
-from vitrail.attention.selection.stopwatch import clock
-from vitrail.bench.attention_share import attention_share
-from vitrail.bench.bare_loop import (
-    Batch,
-    LoggerFactory,
-    Training,
-    infer,
-    inference_pass,
-    packed,
-    set_backends,
-    training_step,
-    unpacked,
-)
-from vitrail.bench.memory import MIB, peak_mib
-from vitrail.bench.proved import proved, refusal
+from vitrail.bench.bare_loop import Batch, Loop, StepParts, step_of, use_backends
+from vitrail.bench.device import peak_mib
+from vitrail.bench.report import Row
 from vitrail.bench.timm_twin import twin
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
+from vitrail.run.console import against
 from vitrail.run.plan import Plan, build_classifier, build_network, device_of
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Arithmetic
 
-TIMM, COMPILED, OWN = "timm", "compiled", "own"
 CLASSES = 10  # where the config leaves their number to the data, which is not read
 
 
 class Setting:
-    """What the members of one mode share: model, batch and recipe, and where they compute.
+    """What the members of one mode share: model and batch, and where and how they compute.
 
-    config: the command's. training: whole steps, or inference. total_steps: of the schedule.
     Raises UserError for what clashes in the config.
     """
 
@@ -50,32 +39,29 @@ class Setting:
         self.device = device_of(config.trainer.accelerator).type
         self.plan = Plan.asking(config, training=training)
         self.arithmetic = Arithmetic.of(self.plan.precision)
-        classes = config.model.num_classes or CLASSES
-        self.classes = [f"class {number}" for number in range(classes)]
-        self.batch = Batch.drawn(
-            size=self.plan.data.batch_size,
-            image_size=self.plan.data.image_size,
-            classes=classes,
+        self.classes = config.model.num_classes or CLASSES
+        self.batch = Batch.noise(
+            self.plan.data.batch_size,
+            self.plan.data.image_size,
+            classes=self.classes,
             padded=config.data.resize == "native",
             device=self.device,
-        ).in_dtype(self.arithmetic.dtype)
+            dtype=self.arithmetic.dtype,
+        )
 
     @cached_property
     def network(self) -> nn.Module:
         """What all members begin from."""
-        network = build_network(self.config, len(self.classes), pretrained=False)
-        set_backends(network, dict.fromkeys(attention_layers(network), "reference"))
+        network = build_network(self.config, self.classes, pretrained=False)
+        use_backends(network, dict.fromkeys(attention_layers(network), "reference"))
         return network
 
     @cached_property
-    def recipe(self) -> LoggerFactory:
-        classifier = self.classifier(nn.Identity())
-        return LoggerFactory(
-            classifier.optim,
-            classifier.mixing,
-            classifier.label_smoothing,
-            self.config.trainer.gradient_clip_val,
-        )
+    def parts(self) -> StepParts | None:
+        if not self.training:
+            return None
+        classifier, clip = self.classifier(nn.Identity()), self.config.trainer.gradient_clip_val
+        return StepParts(classifier.optim, classifier.mixing, classifier.label_smoothing, clip)
 
     @cached_property
     def flops(self) -> int:
@@ -85,42 +71,33 @@ class Setting:
 
     def classifier(self, network: nn.Module) -> Classifier:
         """The network as Lightning drives it."""
-        return build_classifier(self.config, network, self.classes)
+        names = [f"class {number}" for number in range(self.classes)]
+        return build_classifier(self.config, network, names)
 
     def layers(self, backend: str) -> dict[str, LayerPlan]:
-        """See `proved`."""
-        return proved(self.plan, backend, deterministic=self.config.deterministic)
+        """That backend in each layer, proved; raises Refused or FailedGate."""
+        asked = {name: layer.requests for name, layer in self.plan.layers.items()}
+        rules = Rules(backend, gate=True, deterministic=self.config.deterministic)
+        return plan_layers(asked, self.plan.meta_model, rules)
 
+    def refusal(self, backend: str) -> str:
+        """Why not every layer may have this backend; empty where each may."""
+        requests = {request for layer in self.plan.layers.values() for request in layer.requests}
+        if lacks := against(backend, requests):
+            return f"cannot {' or '.join(lacks)}"
+        try:
+            self.layers(backend)
+        except FailedGate as failure:
+            return str(failure)
+        return ""
 
-class Loop:
-    """A network on the device with all that a step needs, whatever its backends at the moment."""
+    def loop(self, network: nn.Module) -> Loop:
+        return Loop(network, self.parts, self.batch, self.arithmetic, self.total_steps)
 
-    def __init__(self, network: nn.Module, setting: Setting):
-        self.network, self.device = network, setting.device
-        self._batch, self._arithmetic = setting.batch, setting.arithmetic
-        self._training = None
-        if setting.training:
-            self._training = Training(
-                network,
-                setting.recipe,
-                setting.arithmetic,
-                device=setting.device,
-                total_steps=setting.total_steps,
-            )
-        else:
-            network.to(setting.device, setting.arithmetic.dtype).eval()
-
-    def step(self) -> object:
-        if self._training is not None:
-            return self._training.step(self._batch)
-        return infer(self.network, self._batch, self._arithmetic)
-
-    @property
-    def state_mib(self) -> float:
-        """Weights, and in training gradients and what the optimizer keeps; after a step."""
-        if self._training is not None:
-            return self._training.state_bytes / MIB
-        return sum(tensor.nbytes for tensor in self.network.state_dict().values()) / MIB
+    def peak(self, network: nn.Module, layers: Mapping[str, str]) -> float | None:
+        """See `peak_mib`; what a step takes on top of the loop's state."""
+        parts = (self.parts, self.batch, self.arithmetic)
+        return peak_mib(step_of, network, layers, *parts, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -128,120 +105,57 @@ class Member:
     """One way to compute the step.
 
     layers: the name of each attention layer's backend, which the network is given at each turn.
-    beyond_mib: what a step takes on top of the loop's state, None where it cannot be told.
-    first_s: what the first step took, in which kernels are set up and graphs compiled. second_s:
-    what the next one did.
+    beyond_mib: what a step takes on top of the loop's state, None where it cannot be told. took:
+    seconds of the first step, in which kernels are set up and graphs compiled, and of the next.
     """
 
     loop: Loop
     layers: Mapping[str, str]
-    compiled: bool
     beyond_mib: float | None
-    first_s: float
-    second_s: float
+    took: Sequence[float]
 
     @classmethod
-    def of(
-        cls,
-        loop: Loop,
-        layers: Mapping[str, str],
-        beyond_mib: float | None,
-        *,
-        compiled: bool = False,
-    ) -> "Member":
+    def of(cls, loop: Loop, layers: Mapping[str, str], beyond_mib: float | None) -> "Member":
         """Takes the first two steps; raises RuntimeError where they cannot be."""
-        set_backends(loop.network, layers)
-        took = []
+        use_backends(loop.network, layers)
+        readings = [stopwatch.clock(loop.device)]
         for _ in range(2):
-            start = clock(loop.device)
             loop.step()
-            took.append(clock(loop.device) - start)
-        return cls(loop, layers, compiled, beyond_mib, *took)
+            readings.append(stopwatch.clock(loop.device))
+        took = [after - before for before, after in pairwise(readings)]
+        return cls(loop, layers, beyond_mib, took)
 
-    @property
-    def backend(self) -> str:
-        """Those in use, each once."""
-        return " + ".join(dict.fromkeys(self.layers.values()))
+    def figures(self) -> Row:
+        """What a step takes beside time."""
+        state = self.loop.state_mib
+        peak = None if self.beyond_mib is None else state + self.beyond_mib
+        return {"peak_mib": peak, "state_mib": state, "first_step_s": self.took[0]}
 
     def turn(self, steps: int) -> None:
         """As many steps as it takes at a time."""
-        set_backends(self.loop.network, self.layers)
+        use_backends(self.loop.network, self.layers)
         for _ in range(steps):
             self.loop.step()
 
-    def attention_share(self) -> float | None:
-        """See `attention_share`; what is named inside a graph would be compiled anew."""
-        if self.compiled:
-            return None
-        set_backends(self.loop.network, self.layers)
-        return attention_share(self.loop.network, self.loop.step, device=self.loop.device)
 
-
-def chosen(layers: Mapping[str, LayerPlan]) -> dict[str, str]:
+def names_of(layers: Mapping[str, LayerPlan]) -> dict[str, str]:
     """The name of each layer's backend."""
     return {name: layer.backend.name for name, layer in layers.items()}
 
 
-def only(layers: Mapping[str, LayerPlan]) -> str:
-    """The name of the one backend that all layers have; `auto` where they have several."""
-    used = {*chosen(layers).values()}
-    return used.pop() if len(used) == 1 else AUTO
-
-
-def members_of(
-    setting: Setting, backends: Mapping[str, Mapping[str, str] | None]
-) -> tuple[dict[str, Member], dict[str, str]]:
-    """The members of a mode by name, and the reasons of those that cannot be.
-
-    backends: by a member's name the backends of its layers, None for that name in every layer.
-    """
-    loop = Loop(deepcopy(setting.network), setting)
-    members, refused = {}, {}
-    for name, layers in backends.items():
-        if layers is None:
-            deterministic = setting.config.deterministic
-            if reason := refusal(setting.plan, name, deterministic=deterministic):
-                refused[name] = reason
-                continue
-            layers = dict.fromkeys(setting.plan.layers, name)
-        try:
-            members[name] = Member.of(loop, layers, _beyond(setting, setting.network, layers))
-        except (MemoryError, RuntimeError) as error:
-            refused[name] = first_line(error)
-    try:
-        members[TIMM] = _timm(setting)
-    except (MemoryError, RuntimeError, ValueError) as error:
-        refused[TIMM] = first_line(error)
-    return members, refused
-
-
-def compiled(setting: Setting, layers: Mapping[str, str]) -> Member:
+def compiled_member(setting: Setting, layers: Mapping[str, str]) -> Member:
     """The network in a graph of torch.compile; RuntimeError where that cannot be made."""
     network = deepcopy(setting.network)
-    set_backends(network, layers)
+    use_backends(network, layers)
     network.compile()
-    return Member.of(Loop(network, setting), layers, None, compiled=True)
+    return Member.of(setting.loop(network), layers, None)
 
 
-def _timm(setting: Setting) -> Member:
+def timm_member(setting: Setting) -> Member:
+    """The same network by timm; UserError where timm has none like it."""
     if not isinstance(setting.network, ViT):
-        raise UserError("is the model itself, which brings its own attention")
-    if setting.batch.padding is not None:
+        raise UserError("the model itself is timm's")
+    if setting.batch.valid is not None:
         raise UserError("timm's VisionTransformer takes no padding; use data.resize=crop")
-    config = OmegaConf.to_container(setting.config.model, resolve=True)
-    network = twin(setting.network, config)
-    return Member.of(Loop(network, setting), {}, _beyond(setting, network, {}))
-
-
-def _beyond(setting: Setting, network: nn.Module, layers: Mapping[str, str]) -> float | None:
-    if setting.training:
-        recipe = setting.recipe
-        call = packed(training_step, network, layers, recipe, setting.arithmetic, setting.batch)
-    else:
-        call = packed(inference_pass, network, layers, setting.arithmetic, setting.batch)
-    return peak_mib(unpacked, call, device=setting.device)
-
-
-def first_line(error: Exception) -> str:
-    """What a person needs of it."""
-    return str(error).partition("\n")[0]
+    network = twin(setting.network, OmegaConf.to_container(setting.config.model, resolve=True))
+    return Member.of(setting.loop(network), {}, setting.peak(network, {}))

@@ -77,7 +77,8 @@ def read_metrics(path: Path) -> pd.DataFrame:
     cells = pd.DataFrame(_read(path)).replace("", None)
     numbers = cells.apply(pd.to_numeric, errors="coerce")
     for column in cells:
-        if (wrong := cells[column][cells[column].notna() & numbers[column].isna()]).size:
+        there = cells[column].notna() & (cells[column] != "nan")  # a loss may diverge
+        if (wrong := cells[column][there & numbers[column].isna()]).size:
             line = wrong.index[0] + 2
             raise UserError(
                 f"{path}: {column} in line {line} must be a number, got {wrong.iloc[0]}; "
