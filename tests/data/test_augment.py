@@ -71,7 +71,7 @@ def test_seeded_code_leaves_the_global_generator_as_it_was():
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
-def test_a_shifted_batch_equals_a_padded_crop_of_each_image(mode, noise_images, draws):
+def test_a_random_crop_equals_a_padded_crop_of_each_image(mode, noise_images, draws):
     images = noise_images(9).source
     moved = random_crop(images, 3, draws.top[:9], draws.left[:9], mode=mode)
     for index, image in enumerate(images):
@@ -80,7 +80,7 @@ def test_a_shifted_batch_equals_a_padded_crop_of_each_image(mode, noise_images, 
         assert torch.equal(moved[index], functional.crop(padded, row, col, 6, 10))
 
 
-def test_a_shift_reaches_every_place_of_the_frame_about_equally(draws):
+def test_a_crop_reaches_every_place_of_the_frame_about_equally(draws):
     image = torch.zeros(4000, 3, 2, 5, dtype=torch.uint8)
     image[:, :, 0, 0] = 1
     moved = random_crop(image, 1, draws.top, draws.left, mode="constant")
@@ -89,7 +89,7 @@ def test_a_shift_reaches_every_place_of_the_frame_about_equally(draws):
     assert (places > 0).sum() == 2 * 2  # the others leave the image
 
 
-def test_mirroring_turns_the_chosen_images_alone(noise_images):
+def test_hflip_flips_the_chosen_images_alone(noise_images):
     images = noise_images(4).source
     flipped = hflip(images, np.array([True, False, False, True]))
     assert torch.equal(flipped[0], functional.horizontal_flip(images[0]))
@@ -98,13 +98,13 @@ def test_mirroring_turns_the_chosen_images_alone(noise_images):
 
 
 @pytest.mark.parametrize("flip", [True, "alternate"])
-def test_half_of_the_images_are_hflip(flip, noise_images, draws):
+def test_half_of_the_images_are_flipped(flip, noise_images, draws):
     image = noise_images(1).source.expand(4000, -1, -1, -1)
     flipped = Augment(**{**OFF, "flip": flip}).whole_batch(image, draws)
     assert 0.47 < (flipped != image).flatten(1).any(1).float().mean() < 0.53
 
 
-def test_an_alternate_flip_mirrors_an_image_in_every_other_epoch(noise_images):
+def test_an_alternate_flip_flips_an_image_in_every_other_epoch(noise_images):
     image = noise_images(1).source.expand(400, -1, -1, -1)
     augment = Augment(**{**OFF, "flip": "alternate"})
     epochs = [

@@ -59,20 +59,15 @@ def file_paths(data, split):
     return [images.path(index) for index in range(len(images))]
 
 
-def test_what_is_held_out_does_not_depend_on_the_seed(build, paint_folder, tmp_path):
+def test_train_and_test_have_val_held_out_of_train_whatever_the_seed(build, paint_folder, tmp_path):
     paint_folder(tmp_path, ["train/a", "train/b", "test/a", "test/b"], 10)
-    seeds = [
+    data, other = (
         build("image_folder", f"data.root={tmp_path}", f"data.seed={seed}", "data.workers=0")
         for seed in (0, 7)
-    ]
-    assert file_paths(seeds[0], "val") == file_paths(seeds[1], "val")
-
-
-def test_train_and_test_have_val_held_out_of_train(build, paint_folder, tmp_path):
-    paint_folder(tmp_path, ["train/a", "train/b", "test/a", "test/b"], 10)
-    data = build("image_folder", f"data.root={tmp_path}", "data.workers=0")
+    )
     assert data.counts == {"train": 18, "val": 2, "test": 20}
     assert all("/train/" in path for path in file_paths(data, "val"))
+    assert file_paths(data, "val") == file_paths(other, "val")
 
 
 def test_train_and_val_say_that_evaluation_uses_val(build, paint_folder, tmp_path, caplog):

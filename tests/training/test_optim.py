@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,40 +141,31 @@ def test_layer_decay_of_a_model_without_layers_is_refused(optim):
         optim(layer_decay=0.5).build(nn.Linear(2, 2), 10)
 
 
-@pytest.mark.parametrize("make", [vit, timm_vit])
-def test_muon_turns_the_matrices_of_the_blocks_and_leaves_the_rest_to_adamw(make, optim):
-    assert turned_by_muon(make(), optim) == MATRICES
-
-
 @pytest.mark.parametrize(
-    "stem, hidden",
-    {
-        "conv": {"convs.3.weight", "proj.weight"},
-        "pool": {f"stages.{stage}.{conv}.weight" for stage in (0, 1) for conv in (0, 4)},
-    }.items(),
+    "make, hidden",
+    [
+        (vit, set()),
+        (timm_vit, set()),
+        (partial(vit, stem="conv"), {"convs.3", "proj"}),
+        (
+            partial(vit, stem="pool"),
+            {f"stages.{stage}.{conv}" for stage in (0, 1) for conv in (0, 4)},
+        ),
+    ],
+    ids=["vit", "timm", "conv stem", "pool stem"],
 )
-def test_muon_turns_the_convolutions_of_a_stem_that_read_no_pixels(stem, hidden, optim):
-    turned = turned_by_muon(vit(stem=stem), optim)
-    assert turned == MATRICES | {f"patch_embed.{name}" for name in hidden}
-
-
-MATRICES = {
-    f"blocks.{block}.{layer}.weight"
-    for block in (0, 1)
-    for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-}
-
-
-def turned_by_muon(model, optim) -> set[str]:
-    """Names of the parameters whose steps are made orthogonal."""
+def test_muon_turns_the_matrices_of_the_blocks_and_convolutions_that_read_no_pixels(
+    make, hidden, optim
+):
+    model = make()
     optimizer, _ = optim(name="muon").build(model, 10)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    return {
-        name
-        for name, parameter in model.named_parameters()
-        if optimizer.state[parameter]["use_muon"]
+    turned = {n for n, p in model.named_parameters() if optimizer.state[p]["use_muon"]}
+    layers = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    assert turned == {f"patch_embed.{name}.weight" for name in hidden} | {
+        f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in layers
     }
 
 
