@@ -14,7 +14,14 @@ from torch.utils.data import DataLoader
 
 from vitrail.attention.maps import attention_maps, rollout
 from vitrail.model import ViT
-from vitrail.tracking.attention_maps import MOST, AttentionMaps, Look, check, draw, look
+from vitrail.tracking.attention_maps import (
+    MAX_LAYERS,
+    AttentionMaps,
+    ImageMaps,
+    check,
+    draw,
+    on_image,
+)
 from vitrail.tracking.loggers import Loggers
 from vitrail.tracking.run_logger import RunLogger
 
@@ -44,10 +51,10 @@ def picture(seed: int = 0) -> torch.Tensor:
 
 def seen(
     model: ViT, padding: torch.Tensor | None = None, image: torch.Tensor | None = None
-) -> Look:
+) -> ImageMaps:
     image = picture() if image is None else image
     maps = attention_maps(model, image[None], None if padding is None else padding[None])
-    return look(model, maps, image, padding, mean=MEAN, std=STD)
+    return on_image(model, maps, image, padding, mean=MEAN, std=STD)
 
 
 class Pictures(RunLogger):
@@ -174,9 +181,9 @@ def test_a_pooling_query_shows_its_own_map():
 
 def test_of_a_deep_model_layers_at_even_steps_are_shown():
     found = seen(build(depth=30))
-    assert len(found.maps) == MOST + 1
+    assert len(found.maps) == MAX_LAYERS + 1
     assert next(iter(found.maps)) == "blocks.0"
-    assert list(found.maps)[MOST - 1] == "blocks.29"
+    assert list(found.maps)[MAX_LAYERS - 1] == "blocks.29"
 
 
 def test_the_image_is_as_it_was_before_it_was_normalised():
@@ -193,7 +200,7 @@ def test_a_picture_has_a_row_an_image_and_a_column_a_map(tmp_path, size):
     glow[: size[0] // 2] = 1.0
     paths = []
     for rows, columns in ((1, 1), (3, 4)):
-        looks = [Look(image, {f"map {i}": glow for i in range(columns)}) for _ in range(rows)]
+        looks = [ImageMaps(image, {f"map {i}": glow for i in range(columns)}) for _ in range(rows)]
         draw(tmp_path / "attention" / f"{rows}.png", looks, title="$any_title$")
         paths.append(tmp_path / "attention" / f"{rows}.png")
     with Image.open(paths[0]) as small, Image.open(paths[1]) as large:
@@ -283,7 +290,9 @@ def test_half_precision_is_looked_at_as_it_computes(tmp_path):
 @pytest.mark.parametrize("value", [0, -1, 2.5, None])
 @pytest.mark.parametrize("key", ["images", "every_n_epochs"])
 def test_numbers_that_cannot_be_are_refused_in_a_line(tmp_path, key, value):
-    with pytest.raises(ValueError, match=rf"^attention maps cannot be drawn with {key}={value}; "):
+    with pytest.raises(
+        ValueError, match=rf"^attention maps: {key} must be a whole number >= 1, got {value}$"
+    ):
         callback(tmp_path, Pictures(), **{key: value})
 
 

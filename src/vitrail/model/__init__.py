@@ -6,9 +6,10 @@ if "wandb" not in sys.modules:
     # timm would import it where it is installed, for a script of its own: time, and a risk, that
     # only a run which logs there should take.
     sys.modules["wandb"] = None
-    import timm  # noqa: F401
-
-    del sys.modules["wandb"]
+    try:
+        import timm  # noqa: F401
+    finally:
+        del sys.modules["wandb"]
 
 from vitrail.model.vit import ViT
 

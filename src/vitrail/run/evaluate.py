@@ -22,6 +22,7 @@ from vitrail.run.checkpoint import Checkpoint
 from vitrail.run.plan import Plan, build_classifier, build_network, build_trainer
 from vitrail.startup import quiet_libraries
 from vitrail.tracking import confusion
+from vitrail.tracking.atomic import write_text
 from vitrail.tracking.attention_maps import AttentionMaps
 from vitrail.tracking.loggers import Loggers
 from vitrail.training.classifier import Classifier
@@ -252,12 +253,13 @@ def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: s
     """Print the figures, and leave pictures and tables in the run's folder and in its loggers."""
     figures = {name: report[name] for name in FIGURES if name in report}
     classes = report["classes"]
-    rows = confusion.per_class(report["confusion"], classes)
-    confusion.write_per_class(run_dir / "per_class.csv", rows)
+    table = confusion.per_class(report["confusion"], classes)
+    write_text(run_dir / "per_class.csv", table.to_csv(index=False))
     title = f"{split}: {report['acc']:.2%} of {report['count']:,} images"
     confusion.draw(run_dir / "confusion.png", report["confusion"], classes, title=title)
     loggers.show_summary({f"{split}/{name}": value for name, value in figures.items()})
     loggers.show_picture(f"{split}/confusion", run_dir / "confusion.png")
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
     loggers.show_table(f"{split}/per_class", rows)
     top5 = f", top-5 {report['acc_top5']:.4f}" if "acc_top5" in report else ""
     print(

@@ -4,55 +4,36 @@ Everywhere `confusion[i, j]` counts the images of class i that were predicted as
 torchmetrics' order.
 """
 
-import csv
-import io
 import warnings
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitrail.tracking.atomic import replacing, write_text
+from vitrail.tracking.atomic import replacing
 
 POINTS = 72  # typographic points an inch
 NAME = 0.11  # inches that the smallest legible line of text needs
 SIDE = 22  # inches of the largest matrix
 
 
-def per_class(confusion: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+def per_class(confusion: Tensor, classes: Sequence[str]) -> pd.DataFrame:
     """One row a class: images, correct ones, accuracy, and the class it is most often taken for.
 
-    The last two are None where there is nothing to tell. confusion is (C, C), of whole numbers.
+    The last two are missing where there is nothing to tell. confusion is (C, C), of whole numbers.
     """
-    rows = []
-    for index, (name, counts) in enumerate(zip(classes, confusion.tolist(), strict=True)):
-        mistakes = [0 if other == index else n for other, n in enumerate(counts)]
-        worst = max(range(len(counts)), key=mistakes.__getitem__)
-        total, correct = sum(counts), counts[index]
-        rows.append(
-            {
-                "class": name,
-                "count": total,
-                "correct": correct,
-                "accuracy": correct / total if total else None,
-                "most_confused_with": classes[worst] if mistakes[worst] else None,
-            }
-        )
-    return rows
-
-
-def write_per_class(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows as CSV, replacing an earlier file; None becomes an empty cell."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, rows[0], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(path, text.getvalue())
+    correct = confusion.diagonal()
+    mistakes = pd.DataFrame((confusion - correct.diag()).numpy(), columns=list(classes))
+    table = pd.DataFrame({"class": list(classes), "count": confusion.sum(dim=1).numpy()})
+    table["correct"] = correct.numpy()
+    table["accuracy"] = table["correct"] / table["count"].where(table["count"] > 0)
+    table["most_confused_with"] = mistakes.idxmax(axis=1).where(mistakes.max(axis=1) > 0)
+    return table
 
 
 def draw(path: Path, confusion: Tensor, classes: Sequence[str], *, title: str) -> None:

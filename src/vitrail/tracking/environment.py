@@ -13,16 +13,9 @@ from vitrail.attention.selection.machine import cpu_name
 
 # Those that decide what is computed and how fast; looked up without importing them.
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "pytorch-lightning",
-    "triton",
-    "flash-attn",
-    "flash-attn-3",
-    "flash-attn-4",
-    "numpy",
-)
+    "torch", "torchvision", "timm", "pytorch-lightning", "triton", "numpy",
+    "flash-attn", "flash-attn-3", "flash-attn-4",
+)  # fmt: skip
 
 
 def describe() -> dict[str, Any]:
@@ -30,7 +23,9 @@ def describe() -> dict[str, Any]:
     return {
         "vitrail": vitrail.__version__,
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "packages": {
+            name: found.version for name in PACKAGES for found in metadata.distributions(name=name)
+        },
         "system": platform.platform(),
         "cpu": {
             "name": cpu_name(),
@@ -42,17 +37,10 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _gpu() -> dict[str, Any] | None:
     if not torch.cuda.is_available():
         return None
-    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return {
         "cards": [
             {

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,11 +38,10 @@ class SeenKernels:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a kernel and direction, for a table."""
-        directions = {"forward": self.forward, "backward": self.backward}
         return [
             {"direction": direction, "kernel": name, "calls": calls}
-            for direction, kernels in directions.items()
-            for name, calls in kernels.items()
+            for direction in ("forward", "backward")
+            for name, calls in getattr(self, direction).items()
         ]
 
 
@@ -140,19 +139,22 @@ def broken_promises(promises: Mapping[str, Kernels], seen: set[str]) -> list[str
     broken = []
     for backend, kernels in promises.items():
         absent = [
-            p for p in sorted(kernels.required) if not any(fnmatchcase(name, p) for name in seen)
+            pattern
+            for pattern in sorted(kernels.required)
+            if not any(fnmatchcase(name, pattern) for name in seen)
         ]
-        wrong = [
-            name
-            for name in sorted(seen)
-            if any(fnmatchcase(name, p) for p in kernels.forbidden)
-            and not any(fnmatchcase(name, p) for p in required)
-        ]
+        wrong = sorted(
+            name for name in seen if _any(name, kernels.forbidden) and not _any(name, required)
+        )
         if absent:
             broken.append(f"backend={backend} promises {', '.join(absent)}, which did not run")
         if wrong:
             broken.append(f"backend={backend} rules out {', '.join(wrong)}, which ran")
     return broken
+
+
+def _any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _attention(kernels: Counter[str]) -> dict[str, int]:

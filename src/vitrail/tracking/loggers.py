@@ -4,24 +4,21 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from vitrail.tracking.metrics_csv import MetricsCSV
-from vitrail.tracking.run_logger import RunLogger
-
-
-class LoggerFactory(Protocol):
-    """What a YAML file in `configs/logger/` builds: how to log, before it is known where."""
-
-    def open(self, folder: Path, *, run_id: str | None, resumed_at: int | None) -> RunLogger | None:
-        """The logger of the run in that folder, or None where the factory is switched off."""
+from vitrail.tracking.run_logger import LoggerFactory, RunLogger
 
 
 class Loggers(list[RunLogger]):
-    """The Trainer takes it as it is; what is shown goes to every logger, from the first process."""
+    """The Trainer takes it as it is; what is shown goes to every logger, from the first process.
+
+    run_id: to store in checkpoints, so that a resumed run continues the same W&B run. It outlives
+    a part of the run that was not logged there; None when there never was one.
+    """
 
     def __init__(self, loggers: Iterable[RunLogger], *, run_id: str | None):
         super().__init__(loggers)
@@ -29,32 +26,24 @@ class Loggers(list[RunLogger]):
 
     @property
     def run_id(self) -> str | None:
-        """The id to store in checkpoints, so that a resumed run continues the same W&B run.
-
-        It outlives a part of the run that was not logged there; None when there never was one.
-        """
         return next((logger.run_id for logger in self if logger.run_id), self._earlier_id)
 
     @property
     def sync_command(self) -> str | None:
-        """The shell command that uploads an offline W&B run, None where there is none."""
         return next((logger.sync_command for logger in self if logger.sync_command), None)
 
     @rank_zero_only
     def show_summary(self, values: Mapping[str, float | str]) -> None:
-        """Single figures that describe the whole run, such as its test accuracy."""
         for logger in self:
             logger.show_summary(values)
 
     @rank_zero_only
     def show_picture(self, name: str, path: Path) -> None:
-        """An image file."""
         for logger in self:
             logger.show_picture(name, path)
 
     @rank_zero_only
     def show_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One or more rows of plain values (str, int, float, bool, None) that share their keys."""
         for logger in self:
             logger.show_table(name, rows)
 
@@ -80,16 +69,17 @@ def open_loggers(
         resumed_at: the resumed checkpoint's `global_step`, else None.
 
     Raises:
-        UserError: a factory cannot work here; in one line, and before anything is logged.
+        UserError: a logger cannot work here; in one line, and before anything is logged.
     """
     loggers = Loggers([MetricsCSV(folder, resumed_at=resumed_at)], run_id=run_id)
     exit_code = 1
     try:
         if rank_zero_only.rank == 0:
-            for factory in factories.values():
-                logger = factory.open(folder, run_id=run_id, resumed_at=resumed_at)
-                if logger is not None:
-                    loggers.append(logger)
+            opened = (
+                factory.open(folder, run_id=run_id, resumed_at=resumed_at)
+                for factory in factories.values()
+            )
+            loggers.extend(logger for logger in opened if logger is not None)
         for logger in loggers:
             logger.log_hyperparams(dict(config))
         yield loggers

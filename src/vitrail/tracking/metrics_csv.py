@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from vitrail.tracking.run_logger import RunLogger
 
 
 class MetricsCSV(RunLogger):
-    """One row a call, one column a metric; `step` counts optimizer steps from 0.
+    """metrics.csv: one row a call, one column a metric; `step` counts optimizer steps from 0.
 
     Lightning's CSVLogger deletes the file of the run that it continues; this one drops only the
     rows of steps that will be taken again. Nothing is touched before the first row.
 
-    Args:
-        folder: the run's folder.
-        resumed_at: optimizer steps behind the checkpoint that a run continues, None for a new run.
+    folder: the run's. resumed_at: optimizer steps behind the checkpoint that a run continues, None
+    for a new run. Raises OSError where the file cannot be written, which then stays as it was.
     """
 
     name = "csv"
@@ -41,30 +40,25 @@ class MetricsCSV(RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Add one row; raises OSError when the file cannot be written."""
         row = {"step": step, **metrics}
-        if self._columns is None:
-            rows = self._rows_to_continue()
-            self._columns = list(rows[0]) if rows else []
-            self._write([*rows, row])
-        elif row.keys() <= set(self._columns):
+        if self._columns is not None and row.keys() <= set(self._columns):
             with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
-                file.write(_lines(self._columns, [row]))
-        else:
-            self._write([*_read(self.path), row])
+                csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+            return
+        rows = []
+        if self._columns is not None:
+            rows = _read(self.path)
+        elif self._resumed_at is not None and self.path.exists():
+            rows = [old for old in _read(self.path) if int(old["step"]) < self._resumed_at]
+        self._columns = list(dict.fromkeys([*(rows[0] if rows else ()), *row]))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*rows, row])
+        write_text(self.path, text.getvalue())
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Nothing: the resolved config lies beside the file."""
-
-    def _rows_to_continue(self) -> list[dict[str, str]]:
-        if self._resumed_at is None or not self.path.exists():
-            return []
-        return [row for row in _read(self.path) if int(row["step"]) < self._resumed_at]
-
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        self._columns = list(dict.fromkeys([*self._columns, *rows[-1]]))
-        header = dict(zip(self._columns, self._columns, strict=True))
-        write_text(self.path, _lines(self._columns, [header, *rows]))
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
@@ -85,12 +79,6 @@ def read_metrics(path: Path) -> pd.DataFrame:
                 "mend the line, or leave the run out"
             )
     return numbers
-
-
-def _lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pytorch_lightning.loggers import Logger
 
@@ -11,17 +11,12 @@ class RunLogger(Logger):
     """A Lightning logger that may show summary, pictures and tables, and learns how the run ends.
 
     Showing is optional, since the run's folder holds the same as files: by default nothing happens.
+    run_id: under which a service continues this run. sync_command: the shell command that uploads
+    what was logged offline. Both are None where there is no such thing.
     """
 
-    @property
-    def run_id(self) -> str | None:
-        """The id under which a service continues this run, None where there is no service."""
-        return None
-
-    @property
-    def sync_command(self) -> str | None:
-        """The shell command that uploads what was logged offline, None where there is nothing."""
-        return None
+    run_id: str | None = None
+    sync_command: str | None = None
 
     def show_summary(self, values: Mapping[str, float | str]) -> None:
         """Single figures that describe the whole run, such as its test accuracy."""
@@ -30,7 +25,14 @@ class RunLogger(Logger):
         """An image file."""
 
     def show_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of plain values that share their keys."""
+        """One or more rows of plain values (str, int, float, bool, None) that share their keys."""
 
     def close(self, exit_code: int) -> None:
         """The run is over; 0 means that it finished."""
+
+
+class LoggerFactory(Protocol):
+    """What a YAML file in `configs/logger/` builds: how to log, before it is known where."""
+
+    def open(self, folder: Path, *, run_id: str | None, resumed_at: int | None) -> RunLogger | None:
+        """The logger of the run in that folder, or None where it is switched off."""

@@ -43,24 +43,17 @@ class TensorBoardRunLogger(RunLogger, TensorBoardLogger):
         self.experiment.add_text("config", f"```yaml\n{text}```")
 
     def show_summary(self, values: Mapping[str, float | str]) -> None:
-        self.show_table(
-            "summary", [{"name": name, "value": value} for name, value in values.items()]
-        )
+        rows = [{"name": name, "value": value} for name, value in values.items()]
+        self.show_table("summary", rows)
 
     def show_picture(self, name: str, path: Path) -> None:
         with Image.open(path) as image:
             self.experiment.add_image(name, np.asarray(image.convert("RGB")), dataformats="HWC")
 
     def show_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        columns = list(rows[0])
-        cells = [
-            columns,
-            ["---"] * len(columns),
-            *([row[column] for column in columns] for row in rows),
-        ]
-        self.experiment.add_text(
-            name, "\n".join("| " + " | ".join(map(str, line)) + " |" for line in cells)
-        )
+        lines = [[*rows[0]], ["---"] * len(rows[0]), *(row.values() for row in rows)]
+        text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+        self.experiment.add_text(name, text)
 
     def close(self, exit_code: int) -> None:
         # The Trainer closes it after every fit and test; what was shown since is in memory only.

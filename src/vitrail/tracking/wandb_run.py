@@ -47,10 +47,7 @@ class WandbRun:
     log_model: bool
 
     def __post_init__(self):
-        if self.mode not in MODES:
-            raise UserError(
-                f"logger.wandb.mode={self.mode} does not exist; there are {', '.join(MODES)}"
-            )
+        _check_mode("logger.wandb.mode", self.mode)
 
     def open(
         self, folder: Path, *, run_id: str | None, resumed_at: int | None
@@ -70,12 +67,7 @@ class WandbRun:
                 "the checkpoints stay in the run's folder"
             )
         # Hydra reads a name like 7 as a number, and wandb takes words only.
-        words = {
-            "project": self.project,
-            "entity": self.entity,
-            "name": self.name,
-            "group": self.group,
-        }
+        words = {key: getattr(self, key) for key in ("project", "entity", "name", "group")}
         try:
             # wandb's remarks on an offline run ignore earlier parts of it. Warnings still show.
             wandb.setup(wandb.Settings(mode=mode, show_info=mode == "online"))
@@ -114,9 +106,13 @@ class WandbRun:
     def _mode(self) -> str:
         named = os.environ.get("WANDB_MODE", "")
         mode = ALIASES.get(named, named) or self.mode
-        if mode not in MODES:
-            raise UserError(f"WANDB_MODE={named} does not exist; there are {', '.join(MODES)}")
+        _check_mode("WANDB_MODE", mode)
         return mode
+
+
+def _check_mode(key: str, mode: str) -> None:
+    if mode not in MODES:
+        raise UserError(f"{key}={mode} does not exist; there are {', '.join(MODES)}")
 
 
 class WandbRunLogger(RunLogger, WandbLogger):
@@ -141,9 +137,7 @@ class WandbRunLogger(RunLogger, WandbLogger):
     def show_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = list(rows[0])
         with _staging_in(Path(self.experiment.sync_dir)):
-            self.log_table(
-                name, columns=columns, data=[[row[column] for column in columns] for row in rows]
-            )
+            self.log_table(name, columns=columns, data=[[*row.values()] for row in rows])
 
     def close(self, exit_code: int) -> None:
         self.experiment.finish(exit_code=exit_code)
@@ -152,12 +146,10 @@ class WandbRunLogger(RunLogger, WandbLogger):
 @contextmanager
 def _staging_in(folder: Path) -> Iterator[None]:
     """Let wandb stage a table's copy there and not in the home folder, which may be read-only."""
-    before = os.environ.get("WANDB_DATA_DIR")
+    before = {name: os.environ[name] for name in ("WANDB_DATA_DIR",) if name in os.environ}
     os.environ["WANDB_DATA_DIR"] = str(folder)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["WANDB_DATA_DIR"]
-        else:
-            os.environ["WANDB_DATA_DIR"] = before
+        del os.environ["WANDB_DATA_DIR"]
+        os.environ.update(before)
