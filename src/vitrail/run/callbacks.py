@@ -111,4 +111,5 @@ def step_callbacks(
         compiled=compiled,
         from_step=from_step,
     )
-    return [Progress(), Throughput(), PeakMemory(), receipt, stopping, checkpoints]
+    compiling = [CompileTime()] if compiled else []
+    return [Progress(), Throughput(), PeakMemory(), receipt, stopping, checkpoints, *compiling]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.errors import UserError
 from vitrail.startup import CHECKPOINTS
+from vitrail.tracking import environment
 from vitrail.tracking.atomic import replacing
 
 KEY = "vitrail"  # marks a checkpoint as ours; holds the version that wrote it
@@ -272,15 +273,22 @@ class BestAndLast(ModelCheckpoint):
 
 
 class SelfDescription(Callback):
-    """Puts `description` (plain containers alone) into every checkpoint as its hyper-parameters.
+    """Puts what a checkpoint must know into it as hyper-parameters, in plain containers alone.
 
     Keys: vitrail (the version that wrote it), config (resolved), unresolved_config (the same with
-    its interpolations, so that a resumed run's overrides reach what follows from them), classes,
-    mean, std, image_size, precision, backends (layer -> name), environment, wandb_id.
+    its interpolations, so that a resumed run's overrides reach what follows from them),
+    environment, and the facts: classes, mean, std, image_size, precision, backends (layer -> name),
+    wandb_id.
     """
 
-    def __init__(self, description: dict[str, Any]):
-        self.description = description
+    def __init__(self, config: DictConfig, **facts: Any):
+        self.description = {
+            KEY: vitrail.__version__,
+            "config": OmegaConf.to_container(config, resolve=True),
+            "unresolved_config": OmegaConf.to_container(config, resolve=False),
+            "environment": environment.describe(),
+            **facts,
+        }
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -103,18 +103,8 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
         )
 
     loggers = Loggers([], run_id=None)
-    pictures = [] if config.maps is None else [
-        AttentionMaps(
-            images=config.maps,
-            every_n_epochs=1,
-            folder=run_dir,
-            tested=split,
-            mean=data.mean,
-            std=data.std,
-            loggers=loggers,
-        )
-    ]  # fmt: skip
-    report = evaluation.run([LambdaCallback(on_test_start=summary), Progress(), *pictures], run_dir)
+    maps = maps_of(data, run_dir, loggers, tested=split, images=config.maps, every_n_epochs=1)
+    report = evaluation.run([LambdaCallback(on_test_start=summary), Progress(), *maps], run_dir)
     publish(report, run_dir, loggers, split)
 
 
@@ -231,6 +221,16 @@ class Evaluation:
             callbacks=[*callbacks],
         )
         return measure(trainer, self.classifier, self.data, self._saved.path, self.split)
+
+
+def maps_of(
+    data: ImageData, run_dir: Path, loggers: Loggers, *, images: int | None, **when: Any
+) -> list[AttentionMaps]:
+    """The callback that draws where the model looks, none where no images are asked for."""
+    if images is None:
+        return []
+    shown = {"folder": run_dir, "mean": data.mean, "std": data.std, "loggers": loggers}
+    return [AttentionMaps(images=images, **when, **shown)]
 
 
 def measure(

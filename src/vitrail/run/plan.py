@@ -53,11 +53,6 @@ def build(node: DictConfig, **settings: Any) -> Any:
         raise
 
 
-def build_data(config: DictConfig) -> ImageData:
-    """The data of `config.data`; nothing is read yet."""
-    return build(config.data)
-
-
 def build_classifier(config: DictConfig, network: nn.Module, classes: Sequence[str]) -> Classifier:
     """The network with what `config.classifier` and `config.optim` say of its training."""
     # Handed over as keywords of instantiate, objects would be taken for configs.
@@ -122,7 +117,7 @@ class Plan:
         seed_everything(config.seed, workers=True, verbose=False)
         device = device_of(config.trainer.accelerator)
         precision, why = choose(config.precision, Hardware.of(device))
-        data = build_data(config)
+        data: ImageData = build(config.data)
         with torch.device("meta"):
             network = build_network(config, config.model.num_classes or 1, pretrained=False)
         padded = config.data.resize == "native"

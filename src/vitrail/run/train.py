@@ -3,22 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_only
 
-import vitrail
 from vitrail.attention.selection.layers import set_backends
 from vitrail.data.module import ImageData
 from vitrail.errors import UserError
 from vitrail.run import checkpoint, console
-from vitrail.run.callbacks import CompileTime, StopBetweenBatches, step_callbacks
+from vitrail.run.callbacks import StopBetweenBatches, step_callbacks
 from vitrail.run.checkpoint import BestAndLast, Checkpoint, SelfDescription, WholeFiles
 from vitrail.run.console import say
-from vitrail.run.evaluate import FIGURES, measure, publish
+from vitrail.run.evaluate import FIGURES, maps_of, measure, publish
 from vitrail.run.plan import (
     Plan,
     build_classifier,
@@ -28,9 +26,7 @@ from vitrail.run.plan import (
     portable,
 )
 from vitrail.startup import quiet_libraries
-from vitrail.tracking import environment
-from vitrail.tracking.attention_maps import AttentionMaps
-from vitrail.tracking.loggers import Loggers, open_loggers
+from vitrail.tracking.loggers import open_loggers
 from vitrail.tracking.metrics_csv import read_metrics
 from vitrail.training.ema import EMA
 
@@ -88,25 +84,25 @@ def train(
     plan = Plan.of(config, training=True, saved=saved)
     if named:
         plan.check_backend(config.backend)
-    averaging = [] if config.ema_decay is None else [EMA(config.ema_decay)]
     data = plan.data
+    averaging = [] if config.ema_decay is None else [EMA(config.ema_decay)]
     classes = read_classes(config, data, resumed)
     network = build_network(config, len(classes), pretrained=resumed is None)
     if resumed is not None:
         resumed.check(network)
     set_backends(network, plan.layers)
-    done = 0 if resumed is None else resumed.step
     if config.compile:
         network.compile()
     classifier = build_classifier(config, network, classes)
     config = portable(config, data)
     write_config(config, run_dir)
+    done = None if resumed is None else resumed.step
     with open_loggers(
         build_loggers(config),
         run_dir,
         config=OmegaConf.to_container(config, resolve=True),
         run_id=None if resumed is None else resumed.description["wandb_id"],
-        resumed_at=None if resumed is None else resumed.step,
+        resumed_at=done,
     ) as loggers:
         validated = data.has_split("val")
         split = next((name for name in ("test", "val") if data.has_split(name)), None)
@@ -122,7 +118,7 @@ def train(
                     "gate": console.gate_line(plan.layers),
                     "compiled": "yes" if config.compile else "no (compile=false)",
                     "precision": f"{plan.precision} ({plan.why_precision})",
-                    "training": console.training_line(trainer, data.batch_size, done),
+                    "training": console.training_line(trainer, data.batch_size, done or 0),
                     "run folder": console.shown(run_dir),
                 }
             )
@@ -137,8 +133,14 @@ def train(
             callbacks=[
                 LambdaCallback(on_fit_start=summary),
                 *averaging,
-                *attention_maps(config, data, run_dir, loggers, tested=split),
-                SelfDescription(describe(config, plan, classes, loggers)),
+                *maps_of(data, run_dir, loggers, tested=split or "val", **config.attention_maps),
+                SelfDescription(
+                    config,
+                    precision=plan.precision,
+                    backends={name: layer.backend.name for name, layer in plan.layers.items()},
+                    wandb_id=loggers.run_id,
+                    **(data.description() | {"classes": classes}),
+                ),
                 *step_callbacks(
                     plan,
                     loggers,
@@ -146,9 +148,8 @@ def train(
                     stopping=stopping,
                     checkpoints=checkpoints,
                     compiled=config.compile,
-                    from_step=done,
+                    from_step=done or 0,
                 ),
-                *([CompileTime()] if config.compile else []),
             ],
         )
         try:
@@ -210,41 +211,6 @@ def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None
             f"{data.root or type(data.dataset).__name__}; leave it null to take all"
         )
     return [*classes, *(f"unused {number}" for number in range(len(classes), wanted))]
-
-
-def attention_maps(
-    config: DictConfig, data: ImageData, run_dir: Path, loggers: Loggers, *, tested: str | None
-) -> list[AttentionMaps]:
-    """The pictures of `config.attention_maps`, none where no images are asked for."""
-    if config.attention_maps.images is None:
-        return []
-    return [
-        AttentionMaps(
-            **config.attention_maps,
-            folder=run_dir,
-            tested=tested or "val",
-            mean=data.mean,
-            std=data.std,
-            loggers=loggers,
-        )
-    ]
-
-
-def describe(
-    config: DictConfig, plan: Plan, classes: Sequence[str], loggers: Loggers
-) -> dict[str, Any]:
-    """What a checkpoint says of itself, see `SelfDescription`."""
-    return {
-        checkpoint.KEY: vitrail.__version__,
-        "config": OmegaConf.to_container(config, resolve=True),
-        "unresolved_config": OmegaConf.to_container(config, resolve=False),
-        "precision": plan.precision,
-        "backends": {name: layer.backend.name for name, layer in plan.layers.items()},
-        "environment": environment.describe(),
-        "wandb_id": loggers.run_id,
-        **plan.data.description(),
-        "classes": list(classes),
-    }
 
 
 @rank_zero_only
