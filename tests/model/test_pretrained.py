@@ -82,14 +82,6 @@ def test_another_grid_resamples_the_positions_and_says_so(tmp_path, caplog, pref
     assert line.endswith("positions resampled (4x4 -> 3x4)")
 
 
-def test_classes_and_grid_are_said_in_one_line(tmp_path, caplog):
-    torch.save(small_vit(image_size=32).state_dict(), tmp_path / "teacher.pt")
-    with caplog.at_level(logging.INFO):
-        load(tmp_path / "teacher.pt", num_classes=2)
-    assert len(caplog.messages) == 1
-    assert "fresh head (5 -> 2 classes), positions resampled (4x4 -> 3x4)" in caplog.text
-
-
 def test_a_grid_that_is_not_square_is_not_guessed(tmp_path):
     torch.save(small_vit(image_size=(24, 40)).state_dict(), tmp_path / "teacher.pt")
     with pytest.raises(ValueError, match=r"has 16 position rows, which are not 1 for prefix"):
@@ -160,13 +152,6 @@ def test_each_difference_is_named(tmp_path, changes, difference):
         load(tmp_path / "teacher.pt", **changes)
 
 
-def test_half_the_names_being_others_is_refused(tmp_path):
-    weights = {name.replace("attn", "attention"): w for name, w in small_vit().state_dict().items()}
-    torch.save(weights, tmp_path / "teacher.pt")
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.\S+ is missing; .*and \d+ more"):
-        load(tmp_path / "teacher.pt")
-
-
 def test_a_source_that_is_neither_file_nor_model_is_refused():
     with pytest.raises(ValueError, match="pretrained=vit_tny is neither a file nor a timm model"):
         load("vit_tny")
@@ -178,7 +163,7 @@ def test_without_a_network_the_way_out_is_a_file(monkeypatch):
 
     monkeypatch.setattr(timm, "create_model", create_model)
     with pytest.raises(
-        OSError, match=r"vit_tiny_patch16_224 could not be downloaded .*pretrained=PATH"
+        ValueError, match=r"vit_tiny_patch16_224 could not be downloaded .*pretrained=PATH"
     ):
         load("vit_tiny_patch16_224")
 
@@ -192,22 +177,16 @@ def test_without_a_network_the_way_out_is_a_file(monkeypatch):
         ("binary.bin", bytes(range(256))),
         ("text.safetensors", b"hello"),
         ("cut.zip", b"PK\x03\x04 cut short"),
+        ("half.pt", None),  # the first half of a real one
     ],
 )
 def test_a_file_that_holds_no_weights_is_refused_in_one_line(tmp_path, name, content):
     path = tmp_path / name
-    path.write_bytes(content)
+    torch.save(small_vit().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:20_000] if content is None else content)
     with pytest.raises(ValueError, match="cannot be read as weights") as error:
         load(path)
     assert "\n" not in str(error.value)
-
-
-def test_a_file_cut_in_half_is_refused_in_one_line(tmp_path):
-    path = tmp_path / "teacher.pt"
-    torch.save(small_vit().state_dict(), path)
-    path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(ValueError, match="cannot be read as weights"):
-        load(path)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,6 @@ def test_weights_that_cannot_be_downloaded_are_one_line(monkeypatch, name):
         return model
 
     monkeypatch.setattr(timm, "create_model", create_model)
-    with pytest.raises(OSError, match=f"model.name={name}: its weights could not be") as error:
+    with pytest.raises(ValueError, match=f"model.name={name}: its weights could not be") as error:
         build(name, pretrained=True)
     assert "\n" not in str(error.value)

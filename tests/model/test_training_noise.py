@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from vitrail.attention.backends import Refused
-
 from .small import ON_CPU, small_vit
 
 NOISES = [
@@ -36,25 +34,11 @@ def test_training_differs_from_call_to_call_and_repeats_with_the_seed(noise):
     assert torch.equal(first, model(images))
 
 
-def test_a_model_without_noise_is_the_same_in_training():
-    images = torch.randn(4, 3, 24, 32)
-    model = small_vit()
-    assert torch.equal(model(images), model.train()(images))
-
-
 def test_drop_path_grows_from_nothing_to_its_value_with_depth():
     model = small_vit(depth=5, drop_path=0.4)
     rates = [block.drop_path1.drop_prob for block in model.blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
     assert small_vit(depth=1, drop_path=0.4).blocks[0].drop_path1.drop_prob == 0.0
-
-
-def test_a_backend_that_cannot_drop_refuses_attention_dropout_in_training_alone():
-    model = small_vit(backend="sdpa_flash", attention_dropout=0.1)
-    images = torch.randn(2, 3, 24, 32)
-    model(images)
-    with pytest.raises(Refused, match="backend=sdpa_flash cannot drop attention weights"):
-        model.train()(images)
 
 
 @pytest.mark.parametrize("backend", ON_CPU)

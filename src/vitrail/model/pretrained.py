@@ -58,7 +58,7 @@ def _read(source: str, model: nn.Module) -> tuple[dict[str, Tensor], Grid]:
     try:
         teacher = timm.create_model(source, pretrained=True)
     except (OSError, RuntimeError) as error:
-        raise OSError(
+        raise UserError(
             f"pretrained={source} could not be downloaded ({type(error).__name__}); "
             "download its weights elsewhere and give the file as model.pretrained=PATH"
         ) from error

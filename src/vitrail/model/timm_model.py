@@ -41,7 +41,7 @@ def create(
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
-        raise OSError(
+        raise UserError(
             f"model.name={name}: its weights could not be downloaded ({type(error).__name__}); "
             "use model.pretrained=false, or run where the network is"
         ) from error
