@@ -5,7 +5,7 @@ import torch
 from timm.models.vision_transformer_sam import get_rel_pos
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend
-from vitrail.attention.patterns import Call
+from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.window import Window
 from vitrail.attention.positions.decomposed import (
     Decomposed,
@@ -134,21 +134,8 @@ def test_in_windows_places_are_those_within_the_window():
         attend(call.q, call.k, call.v, mask=call.mask, scale=SCALE, backend="reference")
         for call in pattern.split(whole, None, grid)
     ]
-    # Difference by difference, over the map: tokens of one window are apart as on the map.
-    row, col = (place.double() for place in grid.coordinates())
-    bias = torch.zeros(BATCH, HEADS, grid.tokens, grid.tokens, dtype=torch.float64)
-    for query in range(grid.area):
-        for key in range(grid.area):
-            down, right = int(row[query] - row[key]), int(col[query] - col[key])
-            if abs(down) < tile.rows and abs(right) < tile.cols:
-                table = by_row[down + tile.rows - 1] + by_col[right + tile.cols - 1]
-                bias[:, :, 1 + query, 1 + key] = q[:, :, 1 + query].double() @ table.double()
-    index = torch.arange(grid.tokens)
-    sees = pattern.sees
-    visible = torch.ones(grid.tokens, grid.tokens, dtype=torch.bool)
-    place = ((index - 1) // grid.cols, (index - 1) % grid.cols)
-    inside = sees(tuple(p[1:, None] for p in place), tuple(p[None, 1:] for p in place), grid)
-    visible[1:, 1:] = inside
+    bias = decomposed_bias(q, by_row, by_col, tile, places)
+    visible = GridPattern(pattern, grid).visible(q.device)
     expected = attention(q, k, v, visible=visible, bias=bias)
     assert_near("output", pattern.join(outs, grid), expected)
 

@@ -109,7 +109,7 @@ def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_a_stem_is_outlined_without_memory(stem):
+def test_a_stem_runs_on_the_meta_device(stem):
     with torch.device("meta"):
         assert STEMS[stem]((4, 4), 32)(torch.empty(1, 3, 8, 8)).shape == (1, 32, 2, 2)
 

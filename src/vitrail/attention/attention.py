@@ -46,12 +46,22 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T * scale + bias, over what may be seen) v, by the backend that is named.
 
-    q, k: (B, h, N, d). v: (B, h, N, d'), no wider than q and k. mask: a `Mask`, or bool
-    (1|B, 1|h, N, N), True = may be seen. bias: the same shape, float, -inf allowed. scale: d**-0.5
-    unless given (Vaswani et al. 2017, eq. 1). A row that may see nothing gives 0 and sends no
-    gradient. What hidden keys and values hold must be finite: the layers see to that. Raises
-    ValueError for tensors that do not fit together, `backends.Refused` when the backend cannot
-    serve the call.
+    Args:
+        q: (B, h, N, d).
+        k: (B, h, M, d). What hidden keys and values hold must be finite: the layers see to that.
+        v: (B, h, M, d'), no wider than q and k.
+        mask: a `Mask`, or bool (1|B, 1|h, N, M), True = may be seen.
+        bias: the same shape, float, added to the scaled scores, -inf allowed.
+        scale: d**-0.5 unless given (Vaswani et al. 2017, eq. 1).
+        dropout_p: share of attention weights dropped, in [0, 1).
+        backend: the kernel, by name; nothing else is ever put in its place.
+
+    Returns:
+        (B, h, N, d'); 0, without a gradient, in rows that may see nothing.
+
+    Raises:
+        UserError: tensors that do not fit together.
+        Refused: a backend that cannot serve the call.
     """
     if not isinstance(mask, Mask):
         mask = Mask(allowed=mask)
@@ -95,10 +105,17 @@ def _check(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
 class MultiHeadAttention2d(nn.Module):
     """Self-attention on tokens (B, N, dim) that lie on a `Grid`; weights have timm's names.
 
-    pattern: who sees whom on the grid. position: one that speaks inside attention, such as `Rope`;
-    absolute ones are added to the tokens at a model's entrance and do nothing here. scale: d**-0.5
-    of the head width d unless given, or "learned" by each head. dropout: share of attention weights
-    dropped in training. Raises UserError when `heads` does not divide `dim`.
+    Args:
+        dim: width of a token.
+        heads: must divide `dim`, or UserError names those that do.
+        pattern: who sees whom on the grid.
+        position: one that speaks inside attention, such as `Rope`; absolute ones are added to the
+            tokens at a model's entrance and do nothing here.
+        backend: the kernel, by name.
+        scale: d**-0.5 of the head width d unless given, or "learned" by each head.
+        dropout: share of attention weights dropped in training.
+        qkv_bias: whether the projections to q, k and v have a bias.
+        qk_norm: whether q and k are normalised.
     """
 
     def __init__(

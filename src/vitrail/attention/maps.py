@@ -23,11 +23,16 @@ def attention_maps(
 ) -> dict[str, Tensor]:
     """The weights of the attention layers in one evaluation of `images`, by the layers' names.
 
-    (B, h, N, N) each, query before key, prefix tokens first, in at least fp32; of a pooling query
-    (B, h, 1, area). Rows add up to 1, and to 0 where a token may see nothing. They come from the
-    layer's own q and k by the reference formula. layers: names of some, None for all. The model is
-    left as it was, drawing no random number. All maps are held at once: 4 B h N² bytes a layer.
-    Raises UserError for a name that no layer has.
+    They come from the layer's own q and k by the reference formula. The model stays as it was, and
+    no random number is drawn. All maps are held at once: 4 B h N² bytes a layer.
+
+    Args:
+        images: as for the model, and `valid` too.
+        layers: names of some, None for all; UserError for one that no layer has.
+
+    Returns:
+        (B, h, N, N) each, query before key, prefix tokens first, in at least fp32; of a pooling
+        query (B, h, 1, area). Rows add up to 1, and to 0 where a token may see nothing.
     """
     present = attention_layers(model)
     wanted = list(present) if layers is None else layers

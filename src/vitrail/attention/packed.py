@@ -29,16 +29,25 @@ def attend_packed(
 ) -> Tensor:
     """softmax(q k^T * scale) v, in which each sample sees itself and no other.
 
-    q, k: (total, h, d). v: (total, h, d'), no wider than q and k. cu_seqlens: (B + 1,), int32 or
-    int64, where each sample begins, and last the total; samples may be empty. scale: d**-0.5 unless
-    given. A backend with a kernel for packed tokens is called once, any other once for each length
-    that occurs.
+    A backend with a kernel for packed tokens is called once, any other once for each length that
+    occurs.
 
-    max_seqlen: tokens of the longest sample, or more. Where it is given, a kernel for packed tokens
-    is called without reading cu_seqlens, which is then trusted; otherwise the host reads it, and
-    waits for a GPU.
+    Args:
+        q: (total, h, d), as k.
+        v: (total, h, d'), no wider than q and k.
+        cu_seqlens: (B + 1,), int32 or int64, where each sample begins, and last the total; samples
+            may be empty.
+        max_seqlen: tokens of the longest sample, or more. Where it is given, a kernel for packed
+            tokens is called without reading cu_seqlens, which is then trusted; otherwise the host
+            reads it, and waits for a GPU.
+        scale, dropout_p, backend: as for `attend`.
 
-    Raises UserError for lengths that do not fit, and `backends.Refused` as `attend` does.
+    Returns:
+        (total, h, d').
+
+    Raises:
+        UserError: lengths that do not fit.
+        Refused: a backend that cannot serve the call.
     """
     _check(q, k, v, cu_seqlens)
     kernel = backends.load(backend) if isinstance(backend, str) else backend

@@ -217,7 +217,7 @@ def test_a_sample_that_is_all_padding_harms_no_other_sample(pattern):
 
 @each_example
 @pytest.mark.parametrize("padded", [False, True])
-def test_the_calls_of_a_layer_are_planned_on_its_outline(pattern, padded, monkeypatch):
+def test_the_calls_of_a_layer_are_planned_on_the_meta_device(pattern, padded, monkeypatch):
     grid = Grid(5, 11, 1)
     asked = listen_to_requests(monkeypatch)
     valid = some_padding(grid) if padded else None

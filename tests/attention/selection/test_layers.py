@@ -1,4 +1,4 @@
-"""What is settled about each attention layer before any data is read."""
+"""What is decided about each attention layer before any data is read."""
 
 from dataclasses import replace
 

@@ -39,8 +39,10 @@ def requests_of(
 ) -> dict[str, tuple[Request, ...]]:
     """The distinct requests of each attention layer for such inputs, by the layer's name.
 
-    meta_model, inputs: on the meta device. A layer is a module with a `backend`. device, dtype:
-    what the model will really compute on and in. training: with dropout and gradients, or without.
+    Args:
+        meta_model: on the meta device, as `inputs`. A layer is a module with a `backend`.
+        device, dtype: what the model will really compute on and in.
+        training: with dropout and gradients, or without.
     """
     before = meta_model.training
     with torch.set_grad_enabled(training), _recording(meta_model) as recorders:

@@ -46,8 +46,14 @@ def interleave(
 ) -> dict[str, Times]:
     """Time each function once a round, A B C A B C …, so that a slow moment meets them all.
 
-    warm_up rounds go before the first and are not counted. Stops after `rounds`, or with the round
-    in which `seconds` have passed, warm-up included; `min_rounds` rounds are always counted.
+    Args:
+        functions: what is timed, by name.
+        device: the type of device that is waited for.
+        rounds: the most that are counted.
+        warm_up: rounds before the first that is counted.
+        min_rounds: the fewest that are counted.
+        seconds: stop with the round in which so many have passed, warm-up included.
+        clock: tells seconds on a device.
     """
     found: dict[str, list[float]] = {name: [] for name in functions}
     start = clock(device)

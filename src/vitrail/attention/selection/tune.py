@@ -59,9 +59,13 @@ def choose(
 ) -> Choice:
     """The fastest permitted backend, by measuring now or by what was measured before.
 
-    deterministic: only backends that give equal gradients on every run. without: backends that are
-    out of the question, with the reason. folder: where times are kept, None for `cache_folder()`.
-    Raises `Refused` when no backend is left.
+    Args:
+        deterministic: only backends that give equal gradients on every run.
+        without: backends that are out of the question, with the reason.
+        folder: where times are kept, None for `cache_folder()`.
+
+    Raises:
+        Refused: no backend is left.
     """
     able, rejected = candidates(request, deterministic=deterministic, without=without or {})
     if not able:
