@@ -90,7 +90,9 @@ def test_each_combination_has_a_row_a_backend_and_pass_with_the_same_columns(ben
             assert 0 < row["relative_error"] < 1e-2
             share = row["gflops_per_s"] / row["matmul_gflops_per_s"]
             assert row["matmul_percent"] == pytest.approx(100 * share)
-            assert (row["baseline"] == row["backend"]) is (row["verdict"] is None)
+            assert (row["baseline"] == row["backend"]) is (
+                "verdict" not in row or row["verdict"] is None
+            )
 
 
 def test_the_fastest_stands_first_and_auto_takes_one_of_each_pass(bench):
@@ -352,8 +354,7 @@ def test_compiled_backends_say_what_compiling_took(bench, monkeypatch):
     measurement = bench("compile=true", backends=["eager", "sdpa_flash"])
     rows = rows_of(measurement)
     assert reasons(rows) == {"eager": {""}, "sdpa_flash": {""}}
-    assert all(row["compiled"] and row["compile_s"] is not None for row in rows)
-    assert all(row["compile_s"] is None for row in rows_of(bench(backends=["eager"])))
+    assert all(row["compiled"] and row["first_call_s"] > 0 for row in rows)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a peak")
@@ -394,7 +395,7 @@ def test_growth_is_the_exponent_over_tokens_of_what_a_process_can_count(bench):
     rows += [made_up_row("sdpa", n, n / 1e3, None) for n in sizes]
     summary = bench().summary(table_of(rows))
     [growth] = summary.tables.values()
-    assert growth["backend"].tolist() == ["eager", "sdpa"]
+    assert growth["backend, dtype"].tolist() == ["eager, float32", "sdpa, float32"]
     assert growth["time_exponent"].tolist() == pytest.approx([2.0, 1.0])
     assert growth["peak_exponent"].isna().tolist() == [False, True]
     time, peak = summary.charts

@@ -11,7 +11,7 @@ import pytest
 
 from vitrail.attention.selection.stopwatch import Times
 from vitrail.bench import harness, run
-from vitrail.bench.harness import compared, speed_columns, time_columns
+from vitrail.bench.harness import TimedBench, speed_columns
 from vitrail.bench.results import RESULTS, read
 from vitrail.errors import UserError
 
@@ -171,33 +171,39 @@ def test_the_w_b_run_has_all_rows_charts_and_the_group_of_its_folder(
     assert again.id == logged.id, "a measurement that is shown again is the same run"
 
 
-def test_times_that_took_turns_are_compared_with_the_fastest_or_a_named_one():
-    fast, slow = Times((1.0, 1.1, 0.9)), Times((2.0, 2.2, 1.8))
-    rows = compared({"slow": slow, "fast": fast}, None)
-    assert rows["fast"]["time_ratio"] is None
+@pytest.fixture
+def timed():
+    def build(rounds=3, seconds=1.0, baseline=None):
+        knobs = {"config": config(), "folder": Path(), "rounds": rounds, "seconds": seconds}
+        return TimedBench(**knobs, baseline=baseline)
+
+    return build
+
+
+def test_times_that_took_turns_are_compared_with_the_fastest_or_a_named_one(timed):
+    times = {"slow": Times((2.0, 2.2, 1.8)), "fast": Times((1.0, 1.1, 0.9))}
+    rows = timed().rows_of(times, "time_ms")
+    assert [*rows] == ["fast", "slow"]
+    assert "verdict" not in rows["fast"]
     assert (rows["slow"]["baseline"], rows["slow"]["verdict"]) == ("fast", "slower")
     assert rows["slow"]["time_ratio"] == pytest.approx(2.0)
-    rows = compared({"slow": slow, "fast": fast}, "slow")
+    rows = timed(baseline="slow").rows_of(times, "time_ms")
     assert (rows["fast"]["baseline"], rows["fast"]["verdict"]) == ("slow", "faster")
-    assert compared({"fast": fast}, "refused")["fast"]["baseline"] == "fast"
-    assert compared({}, None) == {}
+    assert timed(baseline="refused").rows_of(times, "time_ms")["slow"]["baseline"] == "fast"
+    assert timed().rows_of({}, "time_ms") == {}
 
 
-def test_columns_of_a_time_are_of_a_step_and_speed_s_ends_are_turned_round():
+def test_columns_of_a_time_are_of_a_step_and_speed_s_ends_are_turned_round(timed):
     times = Times(tuple(float(second) for second in range(1, 12)))
-    columns = time_columns("step_ms", times, 2)
-    assert (columns["step_ms"], columns["step_ms_p10"], columns["step_ms_p90"]) == (
-        3000,
-        1000,
-        5000,
-    )
-    assert (columns["rounds"], len(columns["rounds_ms"])) == (11, 11)
+    row = timed().rows_of({"a": times}, "step_ms", 2)["a"]
+    assert (row["step_ms"], row["step_ms_p10"], row["step_ms_p90"]) == (3000, 1000, 5000)
+    assert (row["rounds"], len(row["rounds_ms"])) == (11, 11)
     assert speed_columns(times, 12) == {
         "images_per_second": 2.0, "images_per_second_p10": 1.2, "images_per_second_p90": 6.0,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("rounds, seconds", [(2, 1.0), (3, 0.0)])
-def test_too_few_rounds_or_no_time_are_refused(rounds, seconds):
+def test_too_few_rounds_or_no_time_are_refused(timed, rounds, seconds):
     with pytest.raises(UserError, match=r"bench\.(rounds must be >= 3|seconds must be > 0), got"):
-        harness.check_rounds(rounds, seconds)
+        timed(rounds, seconds)

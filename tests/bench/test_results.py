@@ -63,7 +63,7 @@ def test_a_full_disk_is_named_and_leaves_the_cells_before(tmp_path, full_disk):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"bench": "step"}, "holds bench=attention, got bench=step; use a new folder"),
+        ({"bench": "step"}, "was measured with measurement=attention, got step; use a new folder"),
         (
             {"settings": {"seed": 0, "bench": {"rounds": 5}}},
             "was measured with bench.rounds=9, got 5; use a new folder, and set both side by side",
@@ -74,7 +74,7 @@ def test_a_full_disk_is_named_and_leaves_the_cells_before(tmp_path, full_disk):
         ),
         (
             {"environment": {**HERE, "packages": {"torch": "2.15.0"}}},
-            "was measured with the environment's packages.torch=2.14.1, got 2.15.0; use a new",
+            "was measured with environment.packages.torch=2.14.1, got 2.15.0; use a new",
         ),
     ],
 )

@@ -79,13 +79,11 @@ def test_a_mean_is_trusted_no_further_than_a_known_error_allows():
 
 def test_the_detectable_difference_is_found_in_most_cases():
     random, found = np.random.default_rng(0), 0
-    detectable = np.mean(
-        [mean_difference(random.normal(0, 1, 5)).detectable for _ in range(SIMULATIONS)]
-    )
+    detectable = np.mean([mean_difference(random.normal(0, 1, 5))[1] for _ in range(SIMULATIONS)])
     for _ in range(SIMULATIONS):
-        found += mean_difference(random.normal(detectable, 1, 5)).interval.low > 0
+        found += mean_difference(random.normal(detectable, 1, 5))[0].low > 0
     assert 0.6 * SIMULATIONS < found < 0.9 * SIMULATIONS
-    assert mean_difference([0.0, 0.0], min_error=1.0).detectable == pytest.approx(2.8, abs=0.01)
+    assert mean_difference([0.0, 0.0], min_error=1.0)[1] == pytest.approx(2.8, abs=0.01)
 
 
 @pytest.mark.parametrize("right, count", [(0, 10), (10, 10), (9, 10), (350, 360), (1, 3)])

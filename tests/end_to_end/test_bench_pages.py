@@ -88,7 +88,7 @@ def test_a_folder_of_another_measurement_is_refused(command, tmp_path):
     (folder / RESULTS).write_text(json.dumps(asdict(subject)) + "\n")
     answer = command("bench", "into=kept", "bench=attention", "logger=none")
     assert (answer.code, answer.err.count("\n")) == (1, 1)
-    assert "kept holds bench=step, got bench=attention; use a new folder" in answer.err
+    assert "kept was measured with measurement=step, got attention; use a new folder" in answer.err
     assert not list(tmp_path.glob("runs/*"))
 
 

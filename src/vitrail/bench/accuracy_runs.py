@@ -75,27 +75,22 @@ class AccuracyBench:
 
     def measure(self, cell: str) -> list[Row]:
         """A row a backend that evaluates: as trained first."""
-        number = self.cells().index(cell)
-        seed, name = divmod(number, len(self.backends))
-        seed, name = self.seeds[seed], self.backends[name]
-        keys = {"trained_with": name, "seed": seed}
+        *_, name, _, seed = cell.replace(",", "").split()
+        keys = {"trained_with": name, "seed": int(seed)}
         try:
-            result = self._train(name, seed)
+            result = self._train(name, int(seed))
             first = evaluate_checkpoint(result.best, gate=True, keep_logits=True)
         except (Refused, FailedGate) as refused:
             return [{"evaluated_with": name, **keys, "refused": str(refused)}]
         trained = {
             "train_s": result.metrics.get("train/seconds"),
             "to_target_s": self._to_target_s(result),
-            "best_val_accuracy_percent": 100 * result.metrics.get("val/acc", float("nan")),
+            "best_val_accuracy": result.metrics.get("val/acc"),
             "best_epoch": first.epoch + 1,
             "images_per_second": result.metrics.get("train/images_per_second"),
         }
-        trained = {key: None if value != value else value for key, value in trained.items()}
         rows = [{"evaluated_with": name, **keys, **_answer(first), **trained, "refused": ""}]
-        for other in backends.names():
-            if other == name:
-                continue
+        for other in (other for other in backends.names() if other != name):
             row = {"evaluated_with": other, **keys}
             try:
                 told = evaluate_checkpoint(result.best, backend=other, gate=True, keep_logits=True)
@@ -107,10 +102,8 @@ class AccuracyBench:
 
     def summary(self, rows: pd.DataFrame) -> Summary:
         """Means over seeds by backend, and the differences to the baseline, paired by seed."""
-        own = rows[rows.evaluated_with == rows.trained_with]
-        runs = {
-            name: part.set_index("seed") for name, part in own.groupby("trained_with", sort=False)
-        }
+        own = rows[rows.evaluated_with == rows.trained_with].set_index("seed")
+        runs = dict(list(own.groupby("trained_with", sort=False)))
         baseline = self.baseline if self.baseline in runs else next(iter(runs), None)
         table = pd.DataFrame([_compared(name, runs, baseline) for name in runs])
         return Summary(
@@ -187,29 +180,21 @@ def _compared(name: str, runs: dict[str, pd.DataFrame], baseline: str) -> Row:
     own = runs[name]
     accuracy, images = own.accuracy_percent.astype(float), int(own.images.iloc[0])
     error = _error_percent(accuracy, images)
-    row = {"trained_with": name, "seeds": len(own), "images": images}
+    row = {"trained_with": name, "seeds": len(own), "images": images, "baseline": baseline}
+    row |= own.filter(regex="^accuracy_percent").iloc[0].to_dict()  # of one seed
     if len(own) > 1:
         mean = mean_interval(accuracy.tolist(), min_error=error)
         within = replace(mean, low=max(0.0, mean.low), high=min(100.0, mean.high))
         row |= within.columns("accuracy_percent")
-    else:
-        ends = ["accuracy_percent", "accuracy_percent_low", "accuracy_percent_high"]
-        row |= own[ends].iloc[0].to_dict()
-    row |= {
-        key: own[key].mean(skipna=False) for key in ("train_s", "to_target_s", "images_per_second")
-    }
+    row |= own[["train_s", "to_target_s", "images_per_second"]].mean(skipna=False).to_dict()
     other = runs[baseline].accuracy_percent.astype(float)
     pairs = (accuracy - other).dropna()
-    row |= {"baseline": baseline}
     if name != baseline and len(pairs) > 1:
         both = pd.concat([accuracy, other])
         error = sqrt(2 / len(pairs)) * _error_percent(both, images)
-        difference = mean_difference(pairs.tolist(), min_error=error)
-        row |= difference.interval.columns("difference_points")
-        row |= {
-            "detectable_difference_points": difference.detectable,
-            "verdict": verdict(difference.interval, "lower", "higher", even=0.0),
-        }
+        interval, detectable = mean_difference(pairs.tolist(), min_error=error)
+        row |= {**interval.columns("difference_points"), "detectable_difference_points": detectable}
+        row["verdict"] = verdict(interval, "lower", "higher", even=0.0)
     return row
 
 

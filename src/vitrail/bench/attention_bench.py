@@ -2,10 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -17,19 +17,12 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Refused, Request
 from vitrail.attention.patterns import Pattern
 from vitrail.attention.patterns.full import Full
-from vitrail.attention.selection import stopwatch, tune
+from vitrail.attention.selection import tune
 from vitrail.attention.selection.gate import Exact, FailedGate, measure_error
 from vitrail.attention.selection.sample import Sample
 from vitrail.bench.attention_call import AttentionCall, Shape, function_of, load
 from vitrail.bench.device import RESOLUTION_MIB, matmul_peak, peak_mib
-from vitrail.bench.harness import (
-    MIN_ROUNDS,
-    Summary,
-    check_rounds,
-    choice,
-    compared,
-    time_columns,
-)
+from vitrail.bench.harness import Summary, TimedBench, check_names, choice
 from vitrail.bench.report import Chart, Row
 from vitrail.bench.statistics import exponent
 from vitrail.errors import UserError
@@ -47,11 +40,12 @@ MASKS = {
 PASSES = {"forward": False, "forward+backward": True}
 COMPILED = "Torch-Compiled Region"  # how the profiler's name of what torch compiled begins
 # What the lines of a chart over the number of tokens have in common.
+FIGURES = {"time": "time_ms", "peak": "peak_mib"}  # that grow with the number of tokens
 SERIES = ["pass", "batch", "heads", "width", "mask", "pattern", "compiled", "device"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionBench:
+class AttentionBench(TimedBench):
     """Backends x shapes x dtypes x masks x patterns; in a cell the backends take turns.
 
     A backend that cannot serve a cell, fails its gate, is computed by other kernels than it
@@ -62,17 +56,11 @@ class AttentionBench:
     measured, before anything is.
     """
 
-    config: DictConfig
-    folder: Path
     backends: Sequence[str] | None
     shapes: Sequence[Sequence[int | Sequence[int]]] | None
     dtypes: Sequence[str]
     masks: Sequence[str]
     patterns: Sequence[str | Pattern] | None
-    rounds: int
-    seconds: float
-    baseline: str | None
-    clock: Callable[[str], float] = stopwatch.clock
 
     keys = (
         "backend", "pass", "batch", "heads", "tokens", "width", "map", "dtype", "mask", "pattern",
@@ -80,18 +68,17 @@ class AttentionBench:
     )  # fmt: skip
     columns = (
         "time_ms", "time_ratio", "verdict", "baseline", "peak_mib", "gflops_per_s",
-        "matmul_percent", "matmul_dtype", "max_error", "relative_error", "compile_s", "auto",
+        "matmul_percent", "matmul_dtype", "max_error", "relative_error", "first_call_s", "auto",
     )  # fmt: skip
 
     def __post_init__(self):
-        for name in ("backends", "shapes", "dtypes", "masks", "patterns"):
-            if getattr(self, name) is not None and not getattr(self, name):
-                raise UserError(f"bench.{name}=[] leaves nothing to measure; name one")
+        super().__post_init__()
+        check_names(backends=self.backends, shapes=self.shapes, patterns=self.patterns)
+        check_names(dtypes=self.dtypes, masks=self.masks)
         for name, known in {"dtypes": DTYPES, "masks": MASKS}.items():
             for value in getattr(self, name):
                 if value not in known:
                     raise UserError(f"bench.{name} takes {', '.join(known)}, got {value}")
-        check_rounds(self.rounds, self.seconds)
         for name in (*(self.backends or ()), *filter(None, [self.baseline])):
             backends.load(name)  # raises for an unknown name, with those that there are
         self.cells()
@@ -119,24 +106,19 @@ class AttentionBench:
         for series, part in rows.groupby(SERIES, sort=False):
             if part.tokens.nunique() < 2:
                 continue
+            words = dict(zip(SERIES, series, strict=True))
             title = ", ".join(str(word) for word in series if word not in ("none", "Full()"))
-            charts += [
-                Chart(f"{name} of {title}", part, "tokens", f"{name}_{unit}", "line", log=True)
-                for name, unit in (("time", "ms"), ("peak", "mib"))
-            ]
-            for (backend, dtype), line in part.groupby(["backend", "dtype"], sort=False):
-                row = dict(zip(SERIES, series, strict=True))
-                row = {"backend": backend, "dtype": dtype} | row
-                for name, unit in (("time", "ms"), ("peak", "mib")):
-                    there = line.dropna(subset=[f"{name}_{unit}"])
-                    sizes, values = there.tokens.astype(float), there[f"{name}_{unit}"]
-                    if power := exponent(sizes.tolist(), values.astype(float).tolist()):
+            for name, column in FIGURES.items():
+                chart = f"{name} of {title}"
+                charts.append(Chart(chart, part, "tokens", column, "line", log=True))
+            for line, own in part.groupby("line", sort=False):
+                row = {"backend, dtype": line, **words}
+                for name, column in FIGURES.items():
+                    there = own.dropna(subset=[column])
+                    if power := exponent(there.tokens.astype(float), there[column].astype(float)):
                         row |= power.columns(f"{name}_exponent")
-                growth.append(row)
-        frame = pd.DataFrame(growth)
-        if "time_exponent" not in frame:
-            return Summary(charts=charts)
-        return Summary({"Growth: figure = c * tokens ** exponent": frame}, charts)
+                growth += [row] * ("time_exponent" in row)
+        return Summary({"Growth: figure = c * tokens ** exponent": pd.DataFrame(growth)}, charts)
 
     @cached_property
     def _cells(self) -> dict[str, tuple[Row, AttentionCall]]:
@@ -185,36 +167,16 @@ class AttentionBench:
                 functions[name], figures[name] = self._prepared(name, call, sample, exact)
             except (Refused, FailedGate, MemoryError, RuntimeError) as reason:
                 refused[name] = str(reason).partition("\n")[0]
-        times = stopwatch.interleave(
-            functions,
-            device=call.device,
-            rounds=self.rounds,
-            min_rounds=MIN_ROUNDS,
-            seconds=self.seconds,
-            clock=self.clock,
-        )
-        auto, ratios = _chosen(call, refused), compared(times, self.baseline)
+        times = self.take_turns(functions, call.device)
+        auto, (peak, dtype) = _chosen(call, refused), matmul_peak(call.dtype, call.device)
         rows = []
-        for name in sorted(times, key=lambda name: times[name].median):
-            row = (
-                {"backend": name}
-                | time_columns("time_ms", times[name])
-                | ratios[name]
-                | figures[name]
-            )
-            seconds, (peak, dtype) = times[name].median, matmul_peak(call.dtype, call.device)
-            first_s = row.pop("first_s")
+        for name, row in self.rows_of(times, "time_ms").items():
+            speed = call.operations / times[name].median
             rows.append(
-                row
-                | {
-                    "compile_s": None if first_s is None else first_s - seconds,
-                    "gflops_per_s": call.operations / seconds / 1e9,
-                    "matmul_gflops_per_s": peak / 1e9,
-                    "matmul_dtype": dtype,
-                    "matmul_percent": 100 * call.operations / seconds / peak,
-                    "auto": name == auto,
-                    "refused": "",
-                }
+                {"backend": name, **row, **figures[name]}
+                | {"gflops_per_s": speed / 1e9, "matmul_gflops_per_s": peak / 1e9}
+                | {"matmul_dtype": dtype, "matmul_percent": 100 * speed / peak}
+                | {"auto": name == auto, "refused": ""}
             )
         return rows + [{"backend": name, "refused": why} for name, why in refused.items()]
 
@@ -244,7 +206,7 @@ class AttentionBench:
         with warnings.catch_warnings(), torch.compiler.config.patch(force_disable_caches=True):
             warnings.filterwarnings("ignore", "dynamo_pgo force disabled", UserWarning)
             function()
-        first = self.clock(call.device) - start
+        first_call_s = self.clock(call.device) - start
         with quiet_profile(call.device) as profiled:
             function()
             self.clock(call.device)  # waits for the device
@@ -259,7 +221,7 @@ class AttentionBench:
             "max_error": max(max(result.largest.values()) for result in results),
             "relative_error": max(max(result.relative.values()) for result in results),
             "kernels": ", ".join(sorted(graphs | {e for e in seen if ATTENTION.search(e)})),
-            "first_s": first if graphs else None,
+            "first_call_s": first_call_s,
         }
 
 
@@ -278,13 +240,8 @@ def shape_of_model(config: DictConfig) -> Shape:
 
 def _chosen(call: AttentionCall, refused: Mapping[str, str]) -> str | None:
     """What `backend=auto` takes for such a layer: the fastest on its largest call, if it is any."""
-    largest, *smaller = call.requests
-    without = dict(refused)
-    for request in smaller:
-        for name in backends.names():
-            if lacks := backends.lacks(name, request):
-                without[name] = f"cannot {' or '.join(lacks)}"
-    try:
-        return tune.choose(largest, without=without).name
-    except Refused:
-        return None
+    lacking = {n for n in backends.names() for one in call.requests if backends.lacks(n, one)}
+    with suppress(Refused):
+        without = {**refused, **dict.fromkeys(lacking, "cannot serve every call")}
+        return tune.choose(call.requests[0], without=without).name
+    return None

@@ -63,53 +63,38 @@ def measurements(folders: Sequence[Path], line: str) -> tuple[Report, str]:
     Times are compared by their rounds, which were not taken in turn: the interval is that of the
     rounds' spread alone. Returns the report and the title of its main table.
     """
-    read_all = [read(folder) for folder in folders]
-    first = read_all[0][0]
-    for folder, (subject, _) in zip(folders, read_all, strict=True):
-        if subject.bench != first.bench:
-            raise UserError(
-                f"compare takes measurements of one kind, got bench={first.bench} in {folders[0]} "
-                f"and bench={subject.bench} in {folder}"
-            )
-    names = _names(folders)
+    subjects, parts = zip(*map(read, folders), strict=True)
+    kinds = {subject.bench: folder for subject, folder in zip(subjects, folders, strict=True)}
+    if len(kinds) > 1:
+        held = " and ".join(f"bench={kind} in {folder}" for kind, folder in kinds.items())
+        raise UserError(f"compare takes measurements of one kind, got {held}")
+    first, names = subjects[0], _names(folders)
     # A key that is one thing in all rows of each folder, and another in another, such as the
     # device, is what is compared.
-    values = {key: [{row.get(key) for row in rows} for _, rows in read_all] for key in first.keys}
-    apart = [key for key, sets in values.items() if _tells_apart(sets)]
-    keys = [key for key in first.keys if key not in apart]
-    base = {_key(row, keys): row for row in read_all[0][1]}
-    rows = []
-    for name, (_, own) in list(zip(names, read_all, strict=True))[1:]:
-        for row in own:
-            if before := base.get(_key(row, keys)):
-                words = {key: row.get(key) for key in keys}
-                rows += [
-                    {**words, "folder": name, **figure}
-                    for figure in _figures(before, row, skip=(*first.keys, *COUNTS))
-                ]
+    values = {key: [{row.get(key) for row in rows} for rows in parts] for key in first.keys}
+    keys = [key for key, sets in values.items() if not _tells_apart(sets)]
+    base = {_key(row, keys): row for row in parts[0]}
+    rows = [
+        {**{key: row.get(key) for key in keys}, "folder": name, **figure}
+        for name, part in list(zip(names, parts, strict=True))[1:]
+        for row in part
+        if (before := base.get(_key(row, keys)))
+        for figure in _figures(before, row, names[0], skip=(*first.keys, *COUNTS))
+    ]
     if not rows:
         raise UserError(
             f"compare finds no row of {folders[0]} in another folder; measure the same "
             f"{', '.join(keys)} in all"
         )
-    frame = table_of(rows).rename(columns={"first": names[0]})
-    details = [
-        ("environments", {n: s.environment for n, (s, _) in zip(names, read_all, strict=True)}),
-        ("configs", {n: s.settings for n, (s, _) in zip(names, read_all, strict=True)}),
-    ]
-    title = f"Ratios to {names[0]}"
-    report = Report(
-        title=f"bench={first.bench}: {', '.join(names)}",
-        subtitle=". ".join(
-            f"{name}: {machine(subject.environment)}"
-            for name, (subject, _) in zip(names, read_all, strict=True)
-        ),
-        command=line,
-        rows=frame,
-        tables={title: frame}
-        | {f"Where the {what} differ": differing(trees) for what, trees in details},
-    )
-    return report, title
+    title, frame = f"Ratios to {names[0]}", table_of(rows)
+    by_name = dict(zip(names, subjects, strict=True))
+    tables = {
+        title: frame,
+        "Where the environments differ": differing({n: s.environment for n, s in by_name.items()}),
+        "Where the configs differ": differing({n: s.settings for n, s in by_name.items()}),
+    }
+    machines = ". ".join(f"{name}: {machine(s.environment)}" for name, s in by_name.items())
+    return Report(f"bench={first.bench}: {', '.join(names)}", machines, line, frame, tables), title
 
 
 def trainings(folders: Sequence[Path], line: str) -> tuple[Report, str]:
@@ -125,19 +110,16 @@ def trainings(folders: Sequence[Path], line: str) -> tuple[Report, str]:
         if (path := folder / "receipt.json").is_file():
             receipts[name] = json.loads(path.read_text(encoding="utf-8"))
         parts.append(read_metrics(folder / "metrics.csv").assign(run=name))
-    metrics = pd.concat(parts)
-    settings = differing(configs)
+    metrics, settings = pd.concat(parts), differing(configs)
     figures = _final(metrics, names)
-    if len(settings) <= FEW and not settings.empty:
-        figures = (
-            settings.set_index("key").T.rename_axis("run").reset_index().merge(figures, "right")
-        )
-    layers = [row for name, receipt in receipts.items() for row in _layers(name, receipt)]
+    if 0 < len(settings) <= FEW:
+        beside = settings.set_index("key").T.rename_axis("run").reset_index()
+        figures = beside.merge(figures, "right")
     environments = {name: receipt["environment"] for name, receipt in receipts.items()}
     tables = {
         "Final figures": figures,
         "Where the configs differ": settings,
-        "Receipts": table_of(layers),
+        "Receipts": _layers(receipts),
         "Where the environments differ": differing(environments),
     }
     title = f"{len(folders)} training runs" if len(folders) > 1 else "One training run"
@@ -193,32 +175,30 @@ def _final(metrics: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return last[first].drop(columns=["step", "epoch"], errors="ignore").reset_index()
 
 
-def _layers(name: str, receipt: Mapping[str, Any]) -> list[Row]:
-    """A row for each kind of layer, and how many there are of it; older receipts hold less."""
-    layers = [{k: str(layer.get(k)) for k in RECEIPT} for layer in receipt["layers"].values()]
-    seen = receipt.get("kernels") or {"forward": {}, "backward": {}}
-    kernels = ", ".join([*seen["forward"], *seen["backward"]])
-    whole = {"precision": receipt.get("precision"), "compiled": receipt.get("compiled")}
-    kinds = {json.dumps(layer): layer for layer in layers}.values()
-    return [
-        {"run": name, "layers": layers.count(kind), **kind, **whole, "kernels": kernels}
-        for kind in kinds
-    ]
+def _layers(receipts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for each kind of layer, with how many there are; older receipts hold less."""
+    rows = []
+    for run, receipt in receipts.items():
+        seen = receipt.get("kernels") or {"forward": (), "backward": ()}
+        whole = {"run": run, "kernels": ", ".join([*seen["forward"], *seen["backward"]])}
+        whole |= {key: str(receipt.get(key)) for key in ("precision", "compiled")}
+        rows += [
+            whole | {key: str(layer.get(key)) for key in RECEIPT}
+            for layer in receipt["layers"].values()
+        ]
+    return pd.DataFrame(rows).value_counts(sort=False).rename("layers").reset_index()
 
 
-def _figures(before: Row, row: Row, *, skip: Sequence[str]) -> list[Row]:
+def _figures(before: Row, row: Row, first: str, *, skip: Sequence[str]) -> list[Row]:
     """Both values of each figure that two rows have, their ratio, and for times the verdict."""
     ends = tuple(end for pair in ENDS for end in pair)
     found = []
-    for column, value in row.items():
-        other = before.get(column)
-        numbers = all(
-            isinstance(one, int | float) and not isinstance(one, bool) for one in (value, other)
-        )
-        if column in skip or column.endswith(ends) or not numbers:
+    for column in (name for name in row if name not in skip and not name.endswith(ends)):
+        one, other = row[column], before.get(column)
+        if not {type(one), type(other)} <= {int, float}:
             continue
-        figure = {"figure": column, "first": other, "value": value}
-        figure["ratio"] = value / other if other else None
+        figure = {"figure": column, first: other, "value": one}
+        figure["ratio"] = one / other if other else None
         if column in TIMES and min(len(row["rounds_ms"]), len(before["rounds_ms"])) > 1:
             ratio = unpaired_ratio(row["rounds_ms"], before["rounds_ms"])
             figure |= ratio.columns("ratio")

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from vitrail.attention.selection import stopwatch
 from vitrail.attention.selection.stopwatch import Times
 from vitrail.bench import statistics
 from vitrail.bench.report import ENDS, Chart, Report, Row, print_table, publish, table_of
@@ -32,7 +33,6 @@ from vitrail.tracking.wandb_run import WandbRun
 PLACES = ("into", "compare", "runs")  # keys that say where results come from and go to
 OF_BENCH = ("bench", *PLACES)  # what train.py does not know
 MIN_ROUNDS = 3
-RATIO = ("time_ratio", "time_ratio_low", "time_ratio_high", "baseline", "verdict")
 WIDTH = 140  # columns of a line in a file, which has no edge
 MOST_FIGURES = 100  # rows whose figures stand one by one in the summary of a W&B run
 MOST_ROWS = 10_000  # of a table in W&B, which drops those beyond and does not say so
@@ -129,32 +129,59 @@ def machine(about: Mapping[str, Any]) -> str:
     return f"{name}, torch {about['packages']['torch']}, vitrail {about['vitrail']}"
 
 
-def compared(times: Mapping[str, Times], baseline: str | None) -> dict[str, Row]:
-    """How each of those that took turns compares with the baseline, else with the fastest."""
-    if not times:
-        return {}
-    if baseline not in times:
-        baseline = min(times, key=lambda name: times[name].median)
-    rows = {}
-    for name, one in times.items():
-        rows[name] = dict.fromkeys(RATIO) | {"baseline": baseline}
-        if name != baseline:
-            ratio = statistics.paired_ratio(one.seconds, times[baseline].seconds)
-            said = statistics.verdict(ratio, "faster", "slower", even=1.0)
-            rows[name] |= {**ratio.columns("time_ratio"), "verdict": said}
-    return rows
+@dataclass(frozen=True, kw_only=True)
+class TimedBench:
+    """What measurements of members that take turns have in common.
 
+    rounds: of each member, 3 at least. seconds: after which rounds may end. baseline: the member
+    that others are compared with; where it is None or was refused, the fastest.
+    """
 
-def time_columns(name: str, times: Times, steps: int = 1) -> Row:
-    """Milliseconds of each of `steps` in a round: median, 10th and 90th percentile, all rounds."""
-    scale = 1000 / steps
-    return {
-        name: scale * times.median,
-        f"{name}_p10": scale * times.band[0],
-        f"{name}_p90": scale * times.band[1],
-        "rounds": len(times.seconds),
-        "rounds_ms": [scale * seconds for seconds in times.seconds],
-    }
+    config: DictConfig
+    folder: Path
+    rounds: int
+    seconds: float
+    baseline: str | None
+    clock: Callable[[str], float] = stopwatch.clock
+
+    def __post_init__(self):
+        if self.rounds < MIN_ROUNDS:
+            raise UserError(f"bench.rounds must be >= {MIN_ROUNDS}, got {self.rounds}")
+        if self.seconds <= 0:
+            raise UserError(f"bench.seconds must be > 0, got {self.seconds}")
+
+    def take_turns(
+        self, functions: Mapping[str, Callable[[], object]], device: str
+    ) -> dict[str, Times]:
+        return stopwatch.interleave(
+            functions,
+            device=device,
+            rounds=self.rounds,
+            min_rounds=MIN_ROUNDS,
+            seconds=self.seconds,
+            clock=self.clock,
+        )
+
+    def rows_of(self, times: Mapping[str, Times], column: str, steps: int = 1) -> dict[str, Row]:
+        """Milliseconds of each of `steps` in a round, and the comparison; the fastest first."""
+        rows, scale = {}, 1000 / steps
+        order = sorted(times, key=lambda name: times[name].median)
+        baseline = self.baseline if self.baseline in times else next(iter(order), None)
+        for name in order:
+            (low, high), seconds = times[name].band, times[name].seconds
+            rows[name] = {
+                column: scale * times[name].median,
+                f"{column}_p10": scale * low,
+                f"{column}_p90": scale * high,
+                "rounds": len(seconds),
+                "rounds_ms": [scale * second for second in seconds],
+                "baseline": baseline,
+            }
+            if name != baseline:
+                ratio = statistics.paired_ratio(seconds, times[baseline].seconds)
+                said = statistics.verdict(ratio, "faster", "slower", even=1.0)
+                rows[name] |= {**ratio.columns("time_ratio"), "verdict": said}
+        return rows
 
 
 def speed_columns(times: Times, images: int) -> Row:
@@ -167,12 +194,11 @@ def speed_columns(times: Times, images: int) -> Row:
     }
 
 
-def check_rounds(rounds: int, seconds: float, *, minimum: int = MIN_ROUNDS) -> None:
-    """Raise UserError for too few rounds to compare, or no time."""
-    if rounds < minimum:
-        raise UserError(f"bench.rounds must be >= {minimum}, got {rounds}")
-    if seconds <= 0:
-        raise UserError(f"bench.seconds must be > 0, got {seconds}")
+def check_names(**lists: Sequence[object] | None) -> None:
+    """Raise UserError for an empty list under `bench`."""
+    for name, values in lists.items():
+        if values is not None and not values:
+            raise UserError(f"bench.{name}=[] leaves nothing to measure; name one")
 
 
 def check_one_device(config: DictConfig) -> None:
@@ -260,10 +286,10 @@ def _publish(
     pictures = publish(folder, report)
     # Jobs of a sweep lie in numbered folders below one whose name they share.
     group = next(part for part in reversed(folder.resolve().parts) if not part.isdecimal())
-    for name, recipe in loggers.items():
-        if isinstance(recipe, WandbRun):
-            named = {"group": recipe.group or group, "name": recipe.name or subject.bench}
-            loggers = {**loggers, name: replace(recipe, **named)}
+    for name, factory in loggers.items():
+        if isinstance(factory, WandbRun):
+            named = {"group": factory.group or group, "name": factory.name or subject.bench}
+            loggers = {**loggers, name: replace(factory, **named)}
     about = {"environment": subject.environment, **subject.settings}
     with open_loggers(loggers, folder, config=about, run_id=results.id, resumed_at=None) as opened:
         table = rows.astype(object).where(rows.notna(), None).to_dict("records")

@@ -3,27 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import pandas as pd
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets.folder import default_loader
 
-from vitrail.attention.selection import stopwatch
-from vitrail.bench.harness import (
-    MIN_ROUNDS,
-    Summary,
-    check_rounds,
-    compared,
-    speed_columns,
-    time_columns,
-)
+from vitrail.bench.harness import Summary, TimedBench, speed_columns
 from vitrail.bench.report import Chart, Row
 from vitrail.data.augment import Augment
 from vitrail.data.batches import Batches
@@ -102,7 +92,7 @@ class Epochs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataBench:
+class DataBench(TimedBench):
     """The training images of `config.data`, served an epoch in turn by each pipeline, by workers.
 
     The pipelines are torchvision's, vitrail's, and vitrail's from images that were decoded once,
@@ -110,24 +100,18 @@ class DataBench:
     for what cannot be measured, before anything is.
     """
 
-    config: DictConfig
-    folder: Path
     workers: Sequence[int]
     images: int
-    rounds: int
-    seconds: float
-    baseline: str | None
-    clock: Callable[[str], float] = stopwatch.clock
 
     keys = ("pipeline", "dataset", "image_size", "workers", "batch_size")
     columns = ("images_per_second", "time_ratio", "verdict", "baseline", "images", "rounds")
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.workers or min(self.workers) < 0:
             raise UserError(f"bench.workers must name numbers >= 0, got {list(self.workers)}")
         if self.config.data.resize == "native":
             raise UserError("bench=data takes images of one size, got data.resize=native; use crop")
-        check_rounds(self.rounds, self.seconds)
 
     def cells(self) -> Sequence[str]:
         return [f"{count} workers" for count in self.workers]
@@ -136,26 +120,18 @@ class DataBench:
         """A row a pipeline, the fastest first."""
         workers, node = int(cell.split()[0]), self.config.data
         epochs = {name: Epochs(loader) for name, loader in self.pipelines(workers).items()}
-        how = {"rounds": self.rounds, "min_rounds": MIN_ROUNDS, "seconds": self.seconds}
         try:
-            times = stopwatch.interleave(epochs, device="cpu", clock=self.clock, **how)
+            times = self.take_turns(epochs, "cpu")
         finally:
             for one in epochs.values():
                 one.end()
-        ratios = compared(times, self.baseline)
-        words = {
-            "dataset": node.dataset._target_.rpartition(".")[2],
-            "image_size": str(node.image_size),
-            "workers": workers,
-            "batch_size": node.batch_size,
-        }
+        words = {"dataset": node.dataset._target_.rpartition(".")[2], "workers": workers}
+        words |= {"image_size": str(node.image_size), "batch_size": node.batch_size}
         return [
-            {"pipeline": name, **words, "images": epochs[name].images}
-            | time_columns("epoch_ms", times[name])
+            {"pipeline": name, **words, "images": epochs[name].images, **row}
             | speed_columns(times[name], epochs[name].images)
-            | ratios[name]
             | {"refused": ""}
-            for name in sorted(times, key=lambda name: times[name].median)
+            for name, row in self.rows_of(times, "epoch_ms").items()
         ]
 
     def summary(self, rows: pd.DataFrame) -> Summary:
@@ -166,19 +142,14 @@ class DataBench:
         data, images = self._read
         augment, fit = instantiate(self.config.data.augment), CenterCrop(data.image_size)
         sized = images.in_memory and images.source.shape[-2:] == data.image_size
-        sources = {"vitrail": images} | ({} if sized else {"vitrail cached": self._decoded})
+        sources = {"vitrail": images}
+        if not sized:
+            sources["vitrail cached"] = decode_all(images, fit, title="decoding")[0]
         theirs = PerSample(images, usual_transform(augment, data, sized=sized))
-        loaders = {
-            "torchvision": DataLoader(
-                theirs,
-                batch_size=data.batch_size,
-                shuffle=True,
-                drop_last=True,
-                num_workers=workers,
-                persistent_workers=workers > 0,
-                pin_memory=torch.cuda.is_available(),
-            )
-        }
+        how = {"batch_size": data.batch_size, "shuffle": True, "drop_last": True}
+        how |= {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(theirs, **how, pin_memory=torch.cuda.is_available())
+        loaders = {"torchvision": loader}
         for name, source in sources.items():
             order = Order(len(images), batch_size=data.batch_size, seed=data.seed, rank=0, world=1)
             normal = {"mean": data.mean, "std": data.std, "seed": data.seed, "pad_to": data.pad_to}
@@ -199,13 +170,5 @@ class DataBench:
             images = images[torch.tensor([i for i in range(count) if i not in unreadable])]
         whole = len(images) // data.batch_size * data.batch_size
         if not whole:
-            raise UserError(
-                f"data.batch_size must be <= {len(images)}, the training images that are measured, "
-                f"got {data.batch_size}"
-            )
+            raise UserError(f"data.batch_size must be <= {len(images)}, got {data.batch_size}")
         return data, images[torch.arange(whole)]
-
-    @cached_property
-    def _decoded(self) -> Images:
-        data, images = self._read
-        return decode_all(images, CenterCrop(data.image_size), title="decoding")[0]

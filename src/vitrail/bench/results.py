@@ -111,21 +111,16 @@ def check_subject(folder: Path, asked: Subject) -> Subject | None:
     if not lines:
         return None
     kept, place = Subject(**lines[0]), shown(folder)
-    if kept.bench != asked.bench:
-        raise UserError(
-            f"{place} holds bench={kept.bench}, got bench={asked.bench}; use a new folder"
-        )
     asked = Subject(**json.loads(json.dumps(asdict(asked))))  # as it would be read again
-    settings = ({**one.settings, LOGGER: None} for one in (kept, asked))
-    for kind, changed in (
-        ("", differences(*settings)),
-        ("the environment's ", differences(kept.environment, asked.environment)),
-    ):
-        for key, (before, now) in changed.items():
-            raise UserError(
-                f"{place} was measured with {kind}{key}={before}, got {now}; use a new folder, and "
-                "set both side by side with compare="
-            )
+    subjects = (
+        {**one.settings, LOGGER: None, "measurement": one.bench, "environment": one.environment}
+        for one in (kept, asked)
+    )
+    for key, (before, now) in differences(*subjects).items():
+        raise UserError(
+            f"{place} was measured with {key}={before}, got {now}; use a new folder, and set both "
+            "side by side with compare="
+        )
     return kept
 
 

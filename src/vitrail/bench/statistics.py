@@ -26,14 +26,6 @@ class Interval:
         return {name + end: factor * value for end, value in ends}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference; `detectable`: a true one that the test finds in about 80 % of cases."""
-
-    interval: Interval
-    detectable: float
-
-
 def verdict(interval: Interval, below: str, above: str, *, even: float) -> str:
     """`below` or `above` where the whole interval lies on that side of `even`."""
     if interval.low > even:
@@ -67,26 +59,25 @@ def unpaired_ratio(times: Sequence[float], baseline: Sequence[float]) -> Interva
 
 
 def mean_interval(values: Sequence[float], *, min_error: float = 0.0) -> Interval:
-    """The mean of two or more values by Student's t; see `mean_difference` for `min_error`."""
-    quantile, error = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1), stats.sem(values)
-    half = max(quantile * error, stats.norm.ppf((1 + CONFIDENCE) / 2) * min_error)
-    mean = float(np.mean(values))
-    return Interval(mean, mean - float(half), mean + float(half))
+    """The mean of two or more values by Student's t; see `mean_difference`."""
+    return mean_difference(values, min_error=min_error)[0]
 
 
-def mean_difference(differences: Sequence[float], *, min_error: float = 0.0) -> Difference:
-    """The mean of two or more paired differences by Student's t.
+def mean_difference(
+    differences: Sequence[float], *, min_error: float = 0.0
+) -> tuple[Interval, float]:
+    """The mean of two or more paired differences by Student's t, and the detectable difference.
 
-    Args:
-        differences: one a pair.
-        min_error: a standard error of the mean that is known from elsewhere; few values may agree
-            by chance, and then it stands in their place.
+    The latter is a true difference that the test finds in about 80 % of cases. min_error: a
+    standard error of the mean that is known from elsewhere; few values may agree by chance, and
+    then it stands in their place.
     """
-    interval = mean_interval(differences, min_error=min_error)
-    freedom = len(differences) - 1
-    found = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) + stats.t.ppf(POWER, freedom)
-    least = stats.norm.ppf((1 + CONFIDENCE) / 2) + stats.norm.ppf(POWER)
-    return Difference(interval, float(max(found * stats.sem(differences), least * min_error)))
+    mean, error = float(np.mean(differences)), float(stats.sem(differences))
+    ends = (1 + CONFIDENCE) / 2, POWER
+    own = error * stats.t.ppf(ends, len(differences) - 1)
+    known = min_error * stats.norm.ppf(ends)
+    half, detectable = max(own[0], known[0]), max(own.sum(), known.sum())
+    return Interval(mean, mean - float(half), mean + float(half)), float(detectable)
 
 
 def share_interval(right: int, count: int) -> Interval:

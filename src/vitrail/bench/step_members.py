@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from vitrail.attention.selection import stopwatch
-from vitrail.attention.selection.gate import FailedGate
 from vitrail.attention.selection.layers import LayerPlan, Rules, plan_layers
 from vitrail.attention.selection.requests import attention_layers
 from vitrail.bench.bare_loop import Batch, Loop, StepParts, step_of, use_backends
@@ -20,7 +19,6 @@ from vitrail.bench.timm_twin import twin
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
-from vitrail.run.console import against
 from vitrail.run.plan import Plan, build_classifier, build_network, device_of
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Arithmetic
@@ -80,16 +78,18 @@ class Setting:
         rules = Rules(backend, gate=True, deterministic=self.config.deterministic)
         return plan_layers(asked, self.plan.meta_model, rules)
 
-    def refusal(self, backend: str) -> str:
-        """Why not every layer may have this backend; empty where each may."""
-        requests = {request for layer in self.plan.layers.values() for request in layer.requests}
-        if lacks := against(backend, requests):
-            return f"cannot {' or '.join(lacks)}"
-        try:
-            self.layers(backend)
-        except FailedGate as failure:
-            return str(failure)
-        return ""
+    def words(self, member: str) -> Row:
+        """The columns that tell a member's row from others."""
+        height, width = self.plan.data.image_size
+        return {
+            "member": member,
+            "mode": "training" if self.training else "inference",
+            "model": f"{'timm ' if member == 'timm' else ''}{type(self.plan.meta_model).__name__}",
+            "batch": self.plan.data.batch_size,
+            "image": f"{height}x{width}",
+            "precision": self.plan.precision,
+            "device": self.device,
+        }
 
     def loop(self, network: nn.Module) -> Loop:
         return Loop(network, self.parts, self.batch, self.arithmetic, self.total_steps)

@@ -1,6 +1,6 @@
 """`bench=step`: training steps and inference of the config's model, by every backend and others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
-from omegaconf import DictConfig
 
 from vitrail.attention import backends
 from vitrail.attention.backends import AUTO
@@ -19,11 +18,10 @@ from vitrail.bench.bare_loop import NoAttention, use_backends
 from vitrail.bench.device import matmul_peak
 from vitrail.bench.harness import (
     Summary,
+    TimedBench,
+    check_names,
     check_one_device,
-    check_rounds,
-    compared,
     speed_columns,
-    time_columns,
 )
 from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
 from vitrail.bench.report import Chart, Row
@@ -36,7 +34,7 @@ TIMM, COMPILED, OWN = "timm", "compiled", "own"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepBench:
+class StepBench(TimedBench):
     """The step of the config's model, batch size and precision, on noise of its data's shape.
 
     Members, in turn within each round: every backend in a loop of torch alone; `timm`, the same
@@ -50,14 +48,8 @@ class StepBench:
     measured, before anything is.
     """
 
-    config: DictConfig
-    folder: Path
     backends: Sequence[str] | None
-    rounds: int
     steps: int
-    seconds: float
-    baseline: str | None
-    clock: Callable[[str], float] = stopwatch.clock
 
     keys = ("member", "mode", "backend", "model", "batch", "image", "precision", "device")
     columns = (
@@ -66,12 +58,11 @@ class StepBench:
     )  # fmt: skip
 
     def __post_init__(self):
+        super().__post_init__()
         check_one_device(self.config)
-        check_rounds(self.rounds, self.seconds)
+        check_names(backends=self.backends)
         if self.steps < 1:
             raise UserError(f"bench.steps must be >= 1, got {self.steps}")
-        if self.backends is not None and not self.backends:
-            raise UserError("bench.backends=[] leaves nothing to measure; name one")
         for name in (self.config.backend, *(self.backends or ())):
             if name != AUTO:
                 backends.load(name)  # raises for an unknown name, with those that there are
@@ -95,32 +86,29 @@ class StepBench:
         steps = max(1, min(self.steps, fitting))
         times = self._times(setting, members, members[own], layers, steps)
         rest = times.pop(NoAttention.name, None)
-        ratios, batch = compared(times, self.baseline), setting.plan.data.batch_size
-        arithmetic = setting.arithmetic
+        arithmetic, batch = setting.arithmetic, setting.plan.data.batch_size
         peak, _ = matmul_peak(arithmetic.autocast or arithmetic.dtype, setting.device)
         rows = []
-        for name in sorted(times, key=lambda name: times[name].median):
+        for name, row in self.rows_of(times, "step_ms", steps).items():
             used = dict.fromkeys(members.get(name, members[own]).layers.values())
-            flops_per_s = setting.flops * steps / times[name].median
-            row = self._words(cell, name) | {
-                "backend": " + ".join(used),
-                "steps": steps,
-                **time_columns("step_ms", times[name], steps),
-                **ratios[name],
-                **speed_columns(times[name], batch * steps),
-                "mfu_percent": 100 * flops_per_s / peak,
-                "auto": name == auto,
-                "refused": "",
-            }
+            row = {**setting.words(name), "backend": " + ".join(used), "steps": steps, **row}
+            row |= speed_columns(times[name], batch * steps)
+            row["mfu_percent"] = 100 * setting.flops * steps / times[name].median / peak
             if rest is not None and name not in (TIMM, COMPILED, LIGHTNING):
-                row |= _attention_share(times[name], rest)
+                ratio = paired_ratio(rest.seconds, times[name].seconds)
+                row |= _percent("attention_percent", ratio, -1)
             if name == LIGHTNING:
-                row |= _overhead(times[name], times[own], steps)
+                bare = times[own]
+                ratio = paired_ratio(times[name].seconds, bare.seconds)
+                row |= _percent("overhead_percent", ratio)
+                pairs = zip(times[name].seconds, bare.seconds, strict=True)
+                more = mean_interval([1000 * (one - other) / steps for one, other in pairs])
+                row |= more.columns("overhead_ms")
             else:
                 row |= members[name].figures()
-            rows.append(row)
+            rows.append(row | {"auto": name == auto, "refused": ""})
         return rows + [
-            {**self._words(cell, name), "backend": name, "refused": reason}
+            {**setting.words(name), "backend": name, "refused": reason}
             for name, reason in refused.items()
         ]
 
@@ -150,9 +138,9 @@ class StepBench:
         backend, automatic = self.config.backend, setting.layers(AUTO)
         used = {*names_of(automatic).values()}
         auto = used.pop() if len(used) == 1 else AUTO
-        return (
-            (auto, automatic, auto) if backend == AUTO else (backend, setting.layers(backend), auto)
-        )
+        if backend == AUTO:
+            return auto, automatic, auto
+        return backend, setting.layers(backend), auto
 
     def _members(
         self, setting: Setting, own: str, layers: Mapping[str, LayerPlan]
@@ -160,20 +148,16 @@ class StepBench:
         """Those to be timed, and the reasons of the others."""
         loop = setting.loop(deepcopy(setting.network))
         asked = dict.fromkeys((self.backends or backends.names()) if layers else ())
-        makers: dict[str, Callable[[], Member]] = {}
-        refused = {}
-        for name in {**asked, own: None}:
-            used = names_of(layers) if name == own else dict.fromkeys(setting.plan.layers, name)
-            if name != own and (reason := setting.refusal(name)):
-                refused[name] = reason
-                continue
-            makers[name] = lambda used=used: Member.of(
-                loop, used, setting.peak(setting.network, used)
-            )
+
+        def by(name: str) -> Member:
+            used = names_of(layers if name == own else setting.layers(name))
+            return Member.of(loop, used, setting.peak(setting.network, used))
+
+        makers = {name: partial(by, name) for name in {**asked, own: None}}
         makers[TIMM] = partial(timm_member, setting)
         if self.config.compile:
             makers[COMPILED] = partial(compiled_member, setting, names_of(layers))
-        members = {}
+        members, refused = {}, {}
         for name, make in makers.items():
             try:
                 members[name] = make()
@@ -201,42 +185,14 @@ class StepBench:
             return stopwatch.interleave(turns, **how)
         network = deepcopy(setting.network)
         use_backends(network, names_of(layers))
-        loader, plan = Turns(turns, setting.batch, steps=steps, **how), setting.plan
+        loader = Turns(turns, setting.batch, steps=steps, **how)
+        plan, classifier = replace(setting.plan, layers=layers), setting.classifier(network)
         with TemporaryDirectory(prefix="lightning-", dir=self.folder) as folder:
-            drive(
-                loader,
-                setting.classifier(network),
-                setting.config,
-                replace(plan, layers=layers),
-                Path(folder),
-            )
+            drive(loader, classifier, setting.config, plan, Path(folder))
         return loader.times
 
-    def _words(self, mode: str, name: str) -> Row:
-        plan = self._settings[mode].plan
-        ours = type(plan.meta_model).__name__
-        return {
-            "member": name,
-            "mode": mode,
-            "model": "timm's VisionTransformer" if name == TIMM else ours,
-            "batch": plan.data.batch_size,
-            "image": "{}x{}".format(*plan.data.image_size),
-            "precision": plan.precision,
-            "device": self._settings[mode].device,
-        }
 
-
-def _attention_share(whole: Times, rest: Times) -> Row:
-    """What a step takes for its attention calls, gradients included, by pairs of one round."""
-    ratio = paired_ratio(rest.seconds, whole.seconds)
-    share = Interval(*(100 * (1 - end) for end in (ratio.value, ratio.high, ratio.low)))
-    return share.columns("attention_percent")
-
-
-def _overhead(lightning: Times, bare: Times, steps: int) -> Row:
-    """What Lightning's step takes more than the bare one, by pairs of the same round."""
-    pairs = zip(lightning.seconds, bare.seconds, strict=True)
-    more = mean_interval([1000 * (one - other) / steps for one, other in pairs])
-    ratio = paired_ratio(lightning.seconds, bare.seconds)
-    percent = Interval(*(100 * (end - 1) for end in (ratio.value, ratio.low, ratio.high)))
-    return {**more.columns("overhead_ms"), **percent.columns("overhead_percent")}
+def _percent(name: str, ratio: Interval, sign: int = 1) -> Row:
+    """How far a ratio is above 1, or with sign=-1 below it, in percent."""
+    value, *ends = (100 * sign * (end - 1) for end in (ratio.value, ratio.low, ratio.high))
+    return Interval(value, *sorted(ends)).columns(name)
