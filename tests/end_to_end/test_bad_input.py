@@ -52,6 +52,7 @@ FOREIGN = {
     "weights.ckpt": "was not written by vitrail (it does not describe itself)",
     "list.ckpt": "was not written by vitrail (it does not describe itself)",
     "lightning.ckpt": "was not written by vitrail (it does not describe itself)",
+    "old.ckpt": "was written by vitrail 0.1.0, whose configs",
     "none.ckpt": "ckpt_path=none.ckpt is not a file; there is cut.ckpt,",
 }
 
@@ -98,6 +99,8 @@ def foreign(tmp_path, run):
     torch.save([1, 2], tmp_path / "list.ckpt")
     lightning = {"epoch": 1, "global_step": 2, "state_dict": {}, "hyper_parameters": {"lr": 1}}
     torch.save(lightning, tmp_path / "lightning.ckpt")
+    old = {**lightning, "hyper_parameters": {"vitrail": "0.1.0", "recipe": {}}}
+    torch.save(old, tmp_path / "old.ckpt")
 
 
 @pytest.mark.usefixtures("foreign")

@@ -1,5 +1,6 @@
 """What `train.py` leaves and says, without a file of data, a key, a network or a keyboard."""
 
+import inspect
 import json
 import os
 import re
@@ -8,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 from omegaconf import OmegaConf
+
+from vitrail.model import ViT
 
 from .calls import ROOT, SMALL, Answer, environment, launch, read
 
@@ -77,6 +80,20 @@ def test_a_login_node_that_has_srun_is_no_reason_for_a_warning(tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     run = launch(ROOT / "train.py", *SMALL, "trainer.max_steps=1", "logger=none", place=tmp_path)
     assert (run.code, run.err) == (0, "")
+
+
+def test_from_the_command_to_the_model_there_are_few_calls_of_ours(train, monkeypatch):
+    forward, stacks = ViT.forward, []
+
+    def watched(self, *arguments):
+        stacks.append([f"{f.filename}:{f.function}" for f in inspect.stack(context=0)])
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(ViT, "forward", watched)
+    train("trainer.max_steps=1", "trainer.num_sanity_val_steps=0", "trainer.limit_val_batches=0")
+    ours = [[call for call in stack if "/src/vitrail/" in call] for stack in stacks]
+    [step] = [calls for calls in ours if any("training_step" in call for call in calls)]
+    assert len(step) <= 6, step
 
 
 def test_last_is_the_last_step_and_best_the_latest_of_the_best_epochs(train):

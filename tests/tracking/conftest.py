@@ -29,10 +29,12 @@ class Line(LightningModule):
 
 @pytest.fixture
 def fit():
-    """A function that trains a line, or another model, for some epochs of ten batches."""
+    """A function that trains a line, or another model, for some epochs of ten batches; or tests."""
 
-    def train(loggers, *, epochs, checkpoint=None, callbacks=(), model=None, **knobs) -> Trainer:
-        batches = DataLoader(TensorDataset(torch.linspace(0, 1, 10)), batch_size=1)
+    def fit(
+        loggers, *, epochs=1, checkpoint=None, callbacks=(), model=None, data=(), test=None, **knobs
+    ) -> Trainer:
+        line = DataLoader(TensorDataset(torch.linspace(0, 1, 10)), batch_size=1)
         trainer = Trainer(
             max_epochs=epochs,
             logger=loggers,
@@ -46,7 +48,10 @@ def fit():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec", FutureWarning)
             warnings.filterwarnings("ignore", ".*does not have many workers", UserWarning)
-            trainer.fit(model or Line(), batches, batches, ckpt_path=checkpoint)
+            if test is not None:
+                trainer.test(model, test)
+            else:
+                trainer.fit(model or Line(), *(data or (line, line)), ckpt_path=checkpoint)
         return trainer
 
-    return train
+    return fit

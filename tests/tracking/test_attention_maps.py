@@ -1,18 +1,18 @@
 """Pictures of where a model looks, made while it trains and without a trace in its training."""
 
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import FSDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
 from vitrail.attention.maps import attention_maps, rollout
+from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.tracking.attention_maps import (
     MAX_LAYERS,
@@ -115,26 +115,6 @@ def callback(folder: Path, pictures: Pictures, **changes) -> AttentionMaps:
     return AttentionMaps(folder=folder, mean=MEAN, std=STD, loggers=loggers, **options)
 
 
-def trainer(*callbacks, epochs: int = 1, **options) -> Trainer:
-    return Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        callbacks=list(callbacks),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-
-
-def run(what, *args) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec", FutureWarning)
-        warnings.filterwarnings("ignore", ".*does not have many workers", UserWarning)
-        what(*args)
-
-
 def shown_by(of: torch.Tensor) -> torch.Tensor:
     """(rows, cols) weights on the image."""
     return nn.functional.interpolate(of[None, None], size=(16, 24), mode="bilinear")[0, 0]
@@ -213,10 +193,11 @@ def test_a_picture_has_a_row_an_image_and_a_column_a_map(tmp_path, size):
     assert sorted((tmp_path / "attention").iterdir()) == sorted(paths), "no draft is left"
 
 
-def test_pictures_come_every_n_epochs_of_the_first_images_and_not_from_a_sanity_check(tmp_path):
+def test_pictures_come_every_n_epochs_and_not_from_a_sanity_check(tmp_path, fit):
     pictures = Pictures()
     maps = callback(tmp_path, pictures, every_n_epochs=2)
-    run(trainer(maps, epochs=5).fit, Teaching(build()), batches(2), batches(2, 2, 2))
+    data = batches(2), batches(2, 2, 2)
+    fit(False, epochs=5, callbacks=[maps], model=Teaching(build()), data=data)
     assert pictures.shown == [
         ("val/attention", "epoch_0002.png"),
         ("val/attention", "epoch_0004.png"),
@@ -228,38 +209,33 @@ def test_pictures_come_every_n_epochs_of_the_first_images_and_not_from_a_sanity_
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (2, 2), (2,), (1, 1, 1, 1)], ids=str)
-def test_as_many_images_are_drawn_as_are_asked_for_or_as_there_are(tmp_path, sizes, monkeypatch):
+def test_as_many_images_are_drawn_as_are_asked_for_or_there_are(tmp_path, fit, sizes, monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        "vitrail.tracking.attention_maps.draw",
-        lambda path, looks, *, title: (
-            drawn.append(list(looks)),
-            path.parent.mkdir(),
-            path.touch(),
-        ),
-    )
+    taken = "vitrail.tracking.attention_maps.draw"
+    monkeypatch.setattr(taken, lambda path, rows, *, title: drawn.extend(rows))
+    monkeypatch.setattr(Pictures, "show_picture", lambda *_: None)
     loader = batches(*sizes, padded=True)
-    run(trainer(callback(tmp_path, Pictures())).test, Teaching(build()), loader)
+    fit(False, callbacks=[callback(tmp_path, Pictures())], model=Teaching(build()), test=loader)
     firsts = torch.cat([images for images, _, _ in loader])[:3]
-    assert [len(looks) for looks in drawn] == [min(3, sum(sizes))]
-    for one, first in zip(drawn[0], firsts, strict=True):
+    assert len(drawn) == min(3, sum(sizes))
+    for one, first in zip(drawn, firsts, strict=True):
         expected = seen(build(), image=first)
         assert torch.equal(one.image, expected.image)
         torch.testing.assert_close(dict(one.maps), dict(expected.maps))
 
 
-def test_a_test_is_drawn_under_the_name_of_its_split(tmp_path):
+def test_a_test_is_drawn_under_the_name_of_its_split(tmp_path, fit):
     pictures = Pictures()
     maps = callback(tmp_path, pictures, every_n_epochs=10, tested="val")
-    run(trainer(maps).test, Teaching(build()), batches(4))
+    fit(False, callbacks=[maps], model=Teaching(build()), test=batches(4))
     assert pictures.shown == [("val/attention", "val.png")]
 
 
-def test_training_goes_on_as_without_them(tmp_path):
+def test_training_goes_on_as_without_them(tmp_path, fit):
     def trained(*callbacks) -> dict[str, torch.Tensor]:
         model = Teaching(build(dropout=0.3, attention_dropout=0.3, drop_path=0.3))
         torch.manual_seed(1)
-        run(trainer(*callbacks, epochs=3).fit, model, batches(4, 4), batches(4))
+        fit(False, epochs=3, callbacks=callbacks, model=model, data=(batches(4, 4), batches(4)))
         return {**model.state_dict(), "random": torch.get_rng_state()}
 
     with_pictures = trained(callback(tmp_path, pictures := Pictures()))
@@ -277,13 +253,10 @@ def test_only_the_first_process_looks(tmp_path):
     assert not (tmp_path / "attention").exists()
 
 
-def test_half_precision_is_looked_at_as_it_computes(tmp_path):
+def test_half_precision_is_looked_at_as_it_computes(tmp_path, fit):
     pictures = Pictures()
-    run(
-        trainer(callback(tmp_path, pictures), precision="bf16-mixed").test,
-        Teaching(build(backend="eager")),
-        batches(3),
-    )
+    maps, model = callback(tmp_path, pictures), Teaching(build(backend="eager"))
+    fit(False, callbacks=[maps], model=model, test=batches(3), precision="bf16-mixed")
     assert len(pictures.shown) == 1
 
 
@@ -296,16 +269,10 @@ def test_numbers_that_cannot_be_are_refused_in_a_line(tmp_path, key, value):
         callback(tmp_path, Pictures(), **{key: value})
 
 
-def test_a_model_of_another_kind_is_refused_before_it_trains(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^attention maps are drawn of vit models and this is Flat"
-    ):
-        run(
-            trainer(callback(tmp_path, Pictures())).fit,
-            Teaching(nn.Flatten()),
-            batches(2),
-            batches(2),
-        )
+def test_a_model_of_another_kind_is_refused_before_it_trains(tmp_path, fit):
+    maps = callback(tmp_path, Pictures())
+    with pytest.raises(UserError, match=r"^attention maps are drawn of vit models and this is"):
+        fit(False, callbacks=[maps], model=Teaching(nn.Flatten()), data=(batches(2), batches(2)))
 
 
 def test_sharded_weights_are_refused():

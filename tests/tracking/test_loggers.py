@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 class Notes(RunLogger):
-    """A logger that writes down what it is told, and the recipe of itself."""
+    """A logger that writes down what it is told, and the factory of itself."""
 
     name = "notes"
     version = None
@@ -40,26 +40,26 @@ class Notes(RunLogger):
 
 
 class Off:
-    """A recipe that is switched off."""
+    """A factory that is switched off."""
 
     def open(self, folder, *, run_id, resumed_at):
         return None
 
 
 class Broken:
-    """A recipe that cannot work here."""
+    """A factory that cannot work here."""
 
     def open(self, folder, *, run_id, resumed_at):
         raise ValueError("no network")
 
 
-def opened(recipes, folder, **knobs):
+def opened(factories, folder, **knobs):
     return open_loggers(
-        recipes, folder, **{"config": {"seed": 1}, "run_id": None, "resumed_at": None, **knobs}
+        factories, folder, **{"config": {"seed": 1}, "run_id": None, "resumed_at": None, **knobs}
     )
 
 
-def test_recipes_are_opened_for_the_run_told_its_config_and_closed(tmp_path):
+def test_loggers_are_opened_for_the_run_told_its_config_and_closed(tmp_path):
     notes = Notes()
     with opened({"notes": notes}, tmp_path, run_id="abc", resumed_at=20) as loggers:
         loggers.show_summary({"test/acc": 1.0})
@@ -71,7 +71,7 @@ def test_recipes_are_opened_for_the_run_told_its_config_and_closed(tmp_path):
     ]
 
 
-def test_what_was_opened_is_closed_as_failed_when_the_next_recipe_cannot_work(tmp_path):
+def test_what_was_opened_is_closed_as_failed_when_the_next_factory_cannot_work(tmp_path):
     notes = Notes()
     with (
         pytest.raises(ValueError, match="no network"),
@@ -96,7 +96,7 @@ def test_metrics_go_to_the_file_whatever_else_is_chosen(tmp_path, fit):
         assert [logger.name for logger in loggers] == ["csv"]
 
 
-def test_other_processes_than_the_first_open_no_recipe_and_write_nothing(tmp_path, monkeypatch):
+def test_other_processes_than_the_first_open_no_logger_and_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     notes = Notes()
     with opened({"notes": notes}, tmp_path, run_id="abc") as loggers:
@@ -126,8 +126,8 @@ disabled = WandbRun(
     project="p", entity=None, mode="disabled", name=None, group=None, tags=[], log_model=False
 )
 folder = Path({str(tmp_path)!r})
-for recipes in ({{}}, {{"wandb": disabled}}):
-    with open_loggers(recipes, folder, config={{}}, run_id=None, resumed_at=None) as loggers:
+for factories in ({{}}, {{"wandb": disabled}}):
+    with open_loggers(factories, folder, config={{}}, run_id=None, resumed_at=None) as loggers:
         for logger in loggers:
             logger.log_metrics({{"loss": 1.0}}, step=0)
 assert "wandb" not in sys.modules

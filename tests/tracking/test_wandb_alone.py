@@ -15,12 +15,12 @@ from vitrail.tracking.loggers import open_loggers
 from vitrail.tracking.wandb_run import WandbRun
 
 mode, folder = sys.argv[1:]
-recipe = WandbRun(
+factory = WandbRun(
     project="vitrail", entity=None, mode=mode, name=None, group=None, tags=[], log_model=False
 )
 try:
     with open_loggers(
-        {"wandb": recipe}, Path(folder), config={"seed": 1}, run_id=None, resumed_at=None
+        {"wandb": factory}, Path(folder), config={"seed": 1}, run_id=None, resumed_at=None
     ) as loggers:
         for logger in loggers:
             logger.log_metrics({"loss": 0.5}, step=0)

@@ -32,10 +32,10 @@ def untouched_settings(monkeypatch, tmp_path_factory):
 
 
 def opened(folder, *, run_id=None, resumed_at=None, config=CONFIG, **changes):
-    recipe = WandbRun(**{**OFFLINE, **changes})
+    factory = WandbRun(**{**OFFLINE, **changes})
     folder.mkdir(exist_ok=True)
     return open_loggers(
-        {"wandb": recipe}, folder, config=config, run_id=run_id, resumed_at=resumed_at
+        {"wandb": factory}, folder, config=config, run_id=run_id, resumed_at=resumed_at
     )
 
 
