@@ -46,19 +46,15 @@ def check_type(key: str, value: Any, annotation: Any) -> None:
     object.
     """
     allowed = _scalars(annotation)
-    if allowed is None or value is None or isinstance(value, Mapping):
-        return
-    if type(value) in allowed or (type(value) is int and float in allowed):
+    unknown = allowed is None or value is None or isinstance(value, Mapping)
+    if unknown or type(value) in allowed or (type(value) is int and float in allowed):
         return
     takes = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
     raise UserError(f"{key} must be {takes}, got {value} ({type(value).__name__})")
 
 
 def check_additions(config: DictConfig, listed: DictConfig) -> None:
-    """Refuse what `config` has beyond `listed`, the YAML's own, where no constructor could know it.
-
-    Whatever lies inside a `_target_` node is left to `check_config` and to the constructor.
-    """
+    """Refuse what `config` has beyond `listed`, the YAML's own, outside of `_target_` nodes."""
     known = keys(listed)
     for key, _ in _walk(OmegaConf.to_container(config, resolve=False), into_constructors=False):
         if key not in known and not key.startswith("hydra."):

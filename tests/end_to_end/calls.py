@@ -47,7 +47,7 @@ class Answer:
         return self.folder / "checkpoints/last.ckpt"
 
     @property
-    def figures(self) -> str:
+    def report(self) -> str:
         """The line with accuracy, loss and number of images."""
         return SIGNED.search(self.out)[0]
 

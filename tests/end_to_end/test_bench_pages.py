@@ -54,7 +54,7 @@ def test_training_runs_are_shown_on_one_page(command, run, tmp_path):
     assert (answer.code, answer.err) == (0, "")
     [page] = tmp_path.glob("runs/*_bench_compare/results.csv")
     [row] = pd.read_csv(page).to_dict("records")
-    assert f"test accuracy {row['test/acc']:.4f}" in run.figures
+    assert f"test accuracy {row['test/acc']:.4f}" in run.report
     assert row["steps"] == 40
     text = page.with_name("report.html").read_text()
     for part in ("val/acc", "<img", "aten::bmm", "eager"):

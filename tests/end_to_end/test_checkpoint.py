@@ -58,7 +58,7 @@ def test_compiled_and_plain_runs_read_each_other(train, resume, command):
     plain = train("precision=32-true")
     compiled = train("precision=32-true", "compile=true")
     assert read(plain.best)["state_dict"].keys() == read(compiled.best)["state_dict"].keys()
-    assert command("eval", f"ckpt_path={compiled.best}").figures == compiled.figures
+    assert command("eval", f"ckpt_path={compiled.best}").report == compiled.report
     there = resume(plain.last, "compile=true", "trainer.max_epochs=2")
     back = resume(compiled.last, "compile=false", "trainer.max_epochs=2")
     for resumed in (there, back):

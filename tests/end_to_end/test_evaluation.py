@@ -41,7 +41,7 @@ def test_a_checkpoint_evaluates_as_it_was_validated(train, command, tmp_path, ov
     elsewhere.mkdir()
     again = command("eval", f"ckpt_path={run.best}", place=elsewhere)
     assert (again.code, again.err) == (0, "")
-    assert again.figures == run.figures
+    assert again.report == run.report
     assert (again.split, again.count) == ("test", 359)
     assert again.line("weights") == ("averaged (EMA)" if "ema_decay=0.9" in overrides else "raw")
     validated = command("eval", f"ckpt_path={run.best}", "split=val")
@@ -67,7 +67,7 @@ def test_images_of_their_own_aspect_are_found_again_from_any_folder(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = command("eval", f"ckpt_path={run.best}", place=elsewhere)
-    assert (again.code, again.figures) == (0, run.figures)
+    assert (again.code, again.report) == (0, run.report)
     assert read(run.best)["hyper_parameters"]["classes"] == ["b", "a"]
 
 
@@ -98,7 +98,7 @@ def test_another_image_size_resamples_the_positions(run, command):
 def test_a_checkpoint_that_was_moved_evaluates_beside_its_new_place(run, command, tmp_path):
     moved = shutil.copy(run.best, tmp_path / "moved.ckpt")
     again = command("eval", f"ckpt_path={moved}")
-    assert again.figures == run.figures
+    assert again.report == run.report
     assert again.folder.parent == tmp_path / "eval"
 
 

@@ -40,7 +40,7 @@ def test_a_run_that_was_stopped_ends_where_a_straight_one_does(train, resume, st
         assert "24 optimizer steps of which" in resumed.out, when
         for column in ("lr", "train/loss", "val/loss"):
             assert resumed.rows(column) == straight.rows(column), f"{column}, stopped {when}"
-        assert resumed.figures == straight.figures, when
+        assert resumed.report == straight.report, when
         found = read(resumed.last)
         assert (found["epoch"], found["global_step"]) == (2, 24), when
         for kind in ("state_dict", "current_model_state"):
@@ -105,7 +105,7 @@ def test_a_finished_run_is_evaluated_and_left_as_it_is(train, resume):
     first = train(*TINY)
     weights = first.best.read_bytes()
     again = resume(first.last)
-    assert (again.code, again.figures) == (0, first.figures)
+    assert (again.code, again.report) == (0, first.report)
     assert first.best.read_bytes() == weights
 
 

@@ -64,7 +64,7 @@ def test_the_printed_eval_line_gives_the_same_figures_from_another_folder(run, t
         shlex.split(line), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
     )
     assert (again.returncode, again.stderr) == (0, "")
-    assert run.figures in again.stdout.splitlines()
+    assert run.report in again.stdout.splitlines()
     assert "weights" in again.stdout
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
     evaluation = Answer(0, again.stdout, "", tmp_path).folder

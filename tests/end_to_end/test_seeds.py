@@ -12,7 +12,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(train):
     )
     other = train(*SHORT, "seed=2")
     assert first.rows("train/loss") == second.rows("train/loss")
-    assert first.figures == second.figures
+    assert first.report == second.report
     weights = read(second.last)["state_dict"]
     assert all(value.equal(weights[name]) for name, value in read(first.last)["state_dict"].items())
     assert first.rows("train/loss")[0] != other.rows("train/loss")[0]

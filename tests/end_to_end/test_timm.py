@@ -22,14 +22,14 @@ def test_a_timm_model_trains_and_evaluates(command, name, kernel):
     assert receipt["layers"] == {}
     assert any(kernel in seen for seen in receipt["kernels"]["forward"]) if kernel else True
     again = command("eval", f"ckpt_path={run.best}")
-    assert again.figures == run.figures
+    assert again.report == run.report
 
 
 def test_a_vit_of_torchs_layers_trains_and_evaluates(command):
     run = command("train", *SHORT, "model=torch_vit", "model.patch_size=8", "model.depth=2")
     assert (run.code, run.err, run.count) == (0, "", 12)
     assert json.loads((run.folder / "receipt.json").read_text())["layers"] == {}
-    assert command("eval", f"ckpt_path={run.best}").figures == run.figures
+    assert command("eval", f"ckpt_path={run.best}").report == run.report
 
 
 def test_a_timm_model_of_one_size_says_so_when_another_is_asked(command):

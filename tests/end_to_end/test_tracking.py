@@ -13,7 +13,7 @@ def test_the_wandb_run_holds_the_nested_config_the_curves_and_the_receipt(run, o
     assert offline.steps("train/loss") == [9, 19, 29, 39]
     assert offline.steps("val/acc") == [19, 39]
     assert offline.steps("lr") == [9, 19, 29, 39]
-    assert f"{offline.summary['test/acc']:.4f}" in run.figures
+    assert f"{offline.summary['test/acc']:.4f}" in run.report
     tables = {
         path.name.partition("_")[0]: json.loads(path.read_text())
         for path in run.folder.glob("wandb/offline-run-*/files/media/table/*.json")

@@ -28,7 +28,7 @@ from vitrail.tracking.loggers import Loggers
 from vitrail.training.classifier import Classifier
 from vitrail.training.progress import Progress
 
-FIGURES = ("acc", "acc_top5", "loss")  # of a report; acc_top5 where there are more than 5 classes
+METRICS = ("acc", "acc_top5", "loss")  # of a report; acc_top5 where there are more than 5 classes
 
 
 @dataclass(frozen=True)
@@ -250,14 +250,14 @@ def measure(
 
 @rank_zero_only
 def publish(report: Mapping[str, Any], run_dir: Path, loggers: Loggers, split: str) -> None:
-    """Print the figures, and leave pictures and tables in the run's folder and in its loggers."""
-    figures = {name: report[name] for name in FIGURES if name in report}
+    """Print the evaluation report; its picture and its table go to the folder and the loggers."""
+    summary = {f"{split}/{name}": report[name] for name in METRICS if name in report}
     classes = report["classes"]
     table = confusion.per_class(report["confusion"], classes)
     write_text(run_dir / "per_class.csv", table.to_csv(index=False))
     title = f"{split}: {report['acc']:.2%} of {report['count']:,} images"
     confusion.draw(run_dir / "confusion.png", report["confusion"], classes, title=title)
-    loggers.show_summary({f"{split}/{name}": value for name, value in figures.items()})
+    loggers.show_summary(summary)
     loggers.show_picture(f"{split}/confusion", run_dir / "confusion.png")
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
     loggers.show_table(f"{split}/per_class", rows)

@@ -16,7 +16,7 @@ from vitrail.run import checkpoint, console
 from vitrail.run.callbacks import StopBetweenBatches, step_callbacks
 from vitrail.run.checkpoint import BestAndLast, Checkpoint, SelfDescription, WholeFiles
 from vitrail.run.console import say
-from vitrail.run.evaluate import FIGURES, maps_of, measure, publish
+from vitrail.run.evaluate import METRICS, maps_of, measure, publish
 from vitrail.run.plan import (
     Plan,
     build_classifier,
@@ -173,7 +173,7 @@ def train(
         else:
             report = measure(trainer, classifier, data, best, split)
             publish(report, run_dir, loggers, split)
-            metrics |= {f"{split}/{name}": report[name] for name in FIGURES if name in report}
+            metrics |= {f"{split}/{name}": report[name] for name in METRICS if name in report}
         say(f"checkpoint: {console.shown(best)}")
         if loggers.sync_command:
             say(f"W&B run: {loggers.sync_command}")

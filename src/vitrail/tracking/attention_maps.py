@@ -127,7 +127,7 @@ def draw(path: Path, rows: Sequence[ImageMaps], *, title: str) -> None:
 class AttentionMaps(Callback):
     """Draws where `network` looks in the first images that a process validates or tests.
 
-    Images are taken from the batches that pass by, with the weights that are being judged: nothing
+    Images are taken from the batches that pass by, with the weights that are evaluated: nothing
     is loaded or drawn at random for it, and training goes on as without.
 
     Args:

@@ -54,7 +54,7 @@ class KernelWatch(Callback):
         promises: what the profiler must and must not see, by the name of each backend in use; names
             may hold `*`. What one backend forbids and another requires is allowed, since a name
             does not tell the layer.
-        record: receives what was seen, before it is judged.
+        record: receives what was seen, before the promises are checked.
         step: which training step of this fit is watched, from 0. Under compile it must not be the
             first: tracing calls every operator that it considers.
 

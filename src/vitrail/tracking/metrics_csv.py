@@ -76,7 +76,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
             line = wrong.index[0] + 2
             raise UserError(
                 f"{path}: {column} in line {line} must be a number, got {wrong.iloc[0]}; "
-                "mend the line, or leave the run out"
+                "correct the line, or leave the run out"
             )
     return numbers
 
