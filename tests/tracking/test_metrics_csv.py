@@ -4,7 +4,8 @@ import pytest
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
-from vitrail.tracking.metrics_csv import MetricsCSV
+from vitrail.errors import UserError
+from vitrail.tracking.metrics_csv import MetricsCSV, read_metrics
 
 
 def rows(folder) -> list[dict[str, str]]:
@@ -48,6 +49,26 @@ def test_half_a_line_of_a_killed_run_is_dropped(tmp_path):
         file.write("1")
     log(tmp_path, [3], resumed_at=3)
     assert [row["step"] for row in rows(tmp_path)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("cells", ["abc,0.5", "3,abc", "3,0.5,7"])
+def test_a_file_that_holds_something_else_is_named_with_the_line(tmp_path, cells):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"step,loss\n0,nan\n1,\n{cells}\n")
+    for read in (lambda: read_metrics(path), lambda: log(tmp_path, [4], resumed_at=4)):
+        with pytest.raises(UserError, match=r"/metrics.csv: \S+ in line 4 must be a number, got"):
+            read()
+
+
+def test_the_file_is_read_as_numbers_with_nothing_where_a_cell_is_empty(tmp_path):
+    assert read_metrics(tmp_path / "metrics.csv").empty
+    log(tmp_path, range(2))
+    log(tmp_path, [2], resumed_at=2, metric="error")
+    assert read_metrics(tmp_path / "metrics.csv").fillna(-1).values.tolist() == [
+        [0, 0, -1],
+        [1, 0.1, -1],
+        [2, -1, 0.2],
+    ]
 
 
 def test_a_new_run_in_an_old_folder_starts_over(tmp_path):

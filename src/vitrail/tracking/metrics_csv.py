@@ -49,7 +49,7 @@ class MetricsCSV(RunLogger):
         if self._columns is not None:
             rows = _read(self.path)
         elif self._resumed_at is not None and self.path.exists():
-            rows = [old for old in _read(self.path) if int(old["step"]) < self._resumed_at]
+            rows = [old for old in _read(self.path) if float(old["step"]) < self._resumed_at]
         self._columns = list(dict.fromkeys([*(rows[0] if rows else ()), *row]))
         text = io.StringIO()
         writer = csv.DictWriter(text, self._columns, lineterminator="\n")
@@ -66,22 +66,25 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
     Raises UserError that names the file and the first cell that holds something else.
     """
-    if not path.is_file():
-        return pd.DataFrame({"step": []})
-    cells = pd.DataFrame(_read(path)).replace("", None)
-    numbers = cells.apply(pd.to_numeric, errors="coerce")
-    for column in cells:
-        there = cells[column].notna() & (cells[column] != "nan")  # a loss may diverge
-        if (wrong := cells[column][there & numbers[column].isna()]).size:
-            line = wrong.index[0] + 2
-            raise UserError(
-                f"{path}: {column} in line {line} must be a number, got {wrong.iloc[0]}; "
-                "correct the line, or leave the run out"
-            )
-    return numbers
+    rows = _read(path) if path.is_file() else []
+    return (
+        pd.DataFrame(rows, columns=[*rows[0]] if rows else ["step"])
+        .replace("", "nan")
+        .astype(float)
+    )
 
 
 def _read(path: Path) -> list[dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]  # a run that was killed may have left half a line
-    return list(csv.DictReader(io.StringIO(whole)))
+    rows = list(csv.DictReader(io.StringIO(whole)))
+    for line, row in enumerate(rows, start=2):
+        for column, cell in row.items():
+            try:
+                float(cell or "nan")
+            except (TypeError, ValueError):
+                raise UserError(
+                    f"{path}: {column} in line {line} must be a number, got {cell}; "
+                    "correct the line, or leave the run out"
+                ) from None
+    return rows
