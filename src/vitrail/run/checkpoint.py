@@ -19,6 +19,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.data.classes import some
 from vitrail.errors import UserError
 from vitrail.startup import CHECKPOINTS
 from vitrail.tracking import environment
@@ -82,19 +83,19 @@ class Checkpoint:
 
     def check(self, network: nn.Module) -> None:
         """Raise UserError that lists the weights by names and shapes that differ, if any do."""
-        own = network.state_dict()
-        missing = sorted(own.keys() - self.weights.keys())
-        unknown = sorted(self.weights.keys() - own.keys())
+        own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        found = {name: tuple(value.shape) for name, value in self.weights.items()}
         shapes = [
-            f"{name} {tuple(self.weights[name].shape)} instead of {tuple(own[name].shape)}"
-            for name in sorted(own.keys() & self.weights.keys())
-            if own[name].shape != self.weights[name].shape
+            f"{name} {found[name]} instead of {shape}"
+            for name, shape in own.items()
+            if found.get(name, shape) != shape
         ]
-        differences = [
-            f"{kind} {_some(names)}"
-            for kind, names in (("missing", missing), ("unknown", unknown), ("shape", shapes))
-            if names
-        ]
+        kinds = {
+            "missing": sorted(own.keys() - found.keys()),
+            "unknown": sorted(found.keys() - own.keys()),
+            "shape": sorted(shapes),
+        }
+        differences = [f"{kind} {some(names, 4)}" for kind, names in kinds.items() if names]
         if differences:
             raise UserError(
                 f"ckpt_path={self.path} does not fit the model: {'; '.join(differences)}; "
@@ -146,11 +147,6 @@ def read(ckpt_path: str) -> Checkpoint:
         step=content["global_step"],
         averaged="averaging_state" in content,
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
 
 
 class WholeFiles(TorchCheckpointIO):
