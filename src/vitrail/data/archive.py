@@ -17,8 +17,7 @@ class Archive:
     """Where an archive comes from and what it unpacks to.
 
     Args:
-        url: of the archive.
-        md5: its published checksum.
+        url: of the archive, whose published checksum is `md5`.
         folder: what it unpacks to.
         mark: a file or folder inside that tells a renamed `folder`.
     """
@@ -54,14 +53,18 @@ class Archive:
         if unpacked.exists():
             raise UserError(f"{unpacked} lacks {self.mark}; remove that folder to unpack it again")
         if download:
-            self._download(root)
+            try:
+                download_url(self.url, root, md5=self.md5)
+            except RuntimeError:
+                pass  # torchvision's for a wrong checksum, which is refused below with the path
+            except (OSError, HTTPException) as error:
+                raise UserError(
+                    f"cannot download {self.url} ({error}); put that file into {root} yourself"
+                ) from error
         elif not archive.exists():
             self.find(root)
         if not check_integrity(archive, self.md5):
-            raise UserError(
-                f"{archive} is damaged or another file: its md5 is not {self.md5}; "
-                "remove it and try again"
-            )
+            raise UserError(f"{archive} is damaged: its md5 is not {self.md5}; remove it and retry")
         # Unpacked beside its place and moved there whole: no run leaves half a dataset behind.
         with tempfile.TemporaryDirectory(dir=root) as beside:
             # A tar's members must stay inside the folder; a zip's always do. Early releases of
@@ -70,15 +73,3 @@ class Archive:
             safely = {"filter": "data"} if tar else {}
             shutil.unpack_archive(archive, beside, **safely)
             (Path(beside) / self.folder).rename(unpacked)
-
-    def _download(self, root: Path) -> None:
-        """Fetch the archive, unless it lies in `root` already and its checksum is right."""
-        try:
-            download_url(self.url, root, md5=self.md5)
-        except (OSError, HTTPException) as error:
-            raise UserError(
-                f"cannot download {self.url} ({error}); put that file into {root} yourself"
-            ) from error
-        except RuntimeError:
-            # torchvision's error for a wrong checksum; `prepare` raises it with the path.
-            return

@@ -62,17 +62,13 @@ class Augment:
         self.scale = None if scale is None else tuple(scale)
         self.auto, self.flip, self.erase = auto, flip, erase
         self.crop_padding, self.padding_mode = crop_padding, padding_mode
-
-    @property
-    def works_per_image(self) -> bool:
-        """Whether images need `per_image` even when they have their size already."""
-        return self.scale is not None or self.auto is not None
+        # Whether images need `per_image` even when they have their size already.
+        self.works_per_image = scale is not None or auto is not None
 
     def per_image(self, fit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The transform of one uint8 (3, h, w) image, random by torch's global generator.
 
-        Args:
-            fit: the resize of evaluation, with its `size` (H, W).
+        `fit` is the resize of evaluation, with its `size` (H, W).
         """
         steps = [fit]
         if self.scale is not None:
@@ -85,18 +81,19 @@ class Augment:
     def whole_batch(self, images: Tensor, draws: Draws) -> Tensor:
         """Crop and flip: uint8 (B, 3, H, W) -> the same."""
         if self.crop_padding:
-            images = random_crop(
-                images, self.crop_padding, draws.top, draws.left, mode=self.padding_mode
-            )
+            images = _random_crop(images, self.crop_padding, self.padding_mode, draws)
         if self.flip:
-            images = hflip(images, draws.alternate if self.flip == ALTERNATE else draws.flip < 0.5)
+            which = draws.alternate if self.flip == ALTERNATE else draws.flip < 0.5
+            flipped = images.numpy().copy()
+            flipped[which] = flipped[which][..., ::-1]
+            images = torch.from_numpy(flipped)
         return images
 
     def erased(self, images: Tensor, draws: Draws) -> Tensor:
         """Random erasing in place: boxes of 0, the mean, in normalised images (B, 3, H, W)."""
         if self.erase:
             chosen = draws.erase < self.erase
-            box = boxes(*images.shape[-2:], Draws(*(numbers[chosen] for numbers in draws)))
+            box = _boxes(*images.shape[-2:], Draws(*(numbers[chosen] for numbers in draws)))
             images[chosen] = images[chosen].masked_fill(box[:, None], 0)
         return images
 
@@ -107,34 +104,17 @@ UNCHANGED = Augment(
 )
 
 
-def random_crop(
-    images: Tensor, padding: int, top: np.ndarray, left: np.ndarray, *, mode: str
-) -> Tensor:
-    """Pad images and crop them back to their size: (B, 3, H, W) -> the same.
-
-    Args:
-        images: uint8 (B, 3, H, W).
-        padding: pixels on each side.
-        top: position of each crop in the padded image, (B,) in [0, 1).
-        left: likewise.
-        mode: of `np.pad`.
-    """
+def _random_crop(images: Tensor, padding: int, mode: str, draws: Draws) -> Tensor:
+    """Pad images on each side and crop them back to their size: (B, 3, H, W) -> the same."""
     *_, height, width = images.shape
     around = (padding, padding)
     framed = np.pad(images.numpy(), ((0, 0), (0, 0), around, around), mode)
     windows = sliding_window_view(framed, (height, width), axis=(2, 3))  # (B, 3, row, col, H, W)
-    row, col = (np.floor(share * (2 * padding + 1)).astype(np.int64) for share in (top, left))
+    row, col = ((share * (2 * padding + 1)).astype(np.int64) for share in (draws.top, draws.left))
     return torch.from_numpy(windows[np.arange(len(images)), :, row, col])
 
 
-def hflip(images: Tensor, which: np.ndarray) -> Tensor:
-    """Flip the chosen images left to right: (B, 3, H, W), bool (B,) -> a new (B, 3, H, W)."""
-    flipped = images.numpy().copy()
-    flipped[which] = flipped[which][..., ::-1]
-    return torch.from_numpy(flipped)
-
-
-def boxes(height: int, width: int, draws: Draws) -> Tensor:
+def _boxes(height: int, width: int, draws: Draws) -> Tensor:
     """A random box per image, bool (B, H, W), by the `erase_…` draws (B,).
 
     Its area is 2 % to 33 % of the image and its aspect 0.3 to 3.3, uniform in the logarithm, as in

@@ -55,8 +55,7 @@ class Batches(torch.utils.data.Dataset):
         fit: resizes an image for the model. With `FitInside` images keep their own shapes and are
             padded together.
         augment: of training, or `UNCHANGED`.
-        mean: per channel, of pixels in [0, 1].
-        std: likewise.
+        mean, std: per channel, of pixels in [0, 1].
         seed: of the augmentation.
         pad_to: padded heights and widths are multiples of this.
     """
@@ -105,22 +104,14 @@ class Batches(torch.utils.data.Dataset):
             # Four times as fast as source[indices].
             images = self.images.source.index_select(0, torch.from_numpy(indices))
         else:
-            images = self._one_by_one(indices, draws.seed)
+            decoded = []
+            for index, seed in zip(indices.tolist(), draws.seed.tolist(), strict=True):
+                with seeded(seed):
+                    decoded.append(self._per_image(self.images.pixels(index)))
+            images = torch.stack(decoded)
         images = self.augment.whole_batch(images, draws)
-        return self.augment.erased(self._normalised(images), draws)
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        """uint8 (B, 3, H, W) -> float32, in parts that fit a core's cache."""
         normalised = torch.empty(images.shape)
         count = max(1, CACHE_NUMBERS // images[0].numel())
         for into, part in zip(normalised.split(count), images.split(count), strict=True):
             into.copy_(part).mul_(self._factor).add_(self._offset)
-        return normalised
-
-    def _one_by_one(self, indices: np.ndarray, seeds: np.ndarray) -> Tensor:
-        """Decoded, resized and augmented image by image: (B,) -> uint8 (B, 3, H, W)."""
-        images = []
-        for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
-            with seeded(seed):
-                images.append(self._per_image(self.images.pixels(index)))
-        return torch.stack(images)
+        return self.augment.erased(normalised, draws)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from vitrail.data.images import Images, Splits
 from vitrail.errors import UserError
@@ -21,25 +20,20 @@ def read_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | 
         path = Path(classes).expanduser()
         if not path.is_file():
             raise UserError(
-                f"data.classes={classes} does not exist; give a file with one name a line, or [a,b]"
+                f"data.classes={classes} does not exist; give a file of names, or [a,b]"
             )
         names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     else:
         names = [str(name) for name in classes]  # YAML reads the name of a folder 0 as a number
     if not names:
         raise UserError(f"data.classes must name at least one class, got {classes}")
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"data.classes names {some(twice)} twice; give each class once")
     return tuple(names)
 
 
 def renumber(
-    splits: Splits,
-    wanted: tuple[str, ...] | None,
-    known: tuple[str, ...] | None,
-    *,
-    place: str,
+    splits: Splits, wanted: tuple[str, ...] | None, known: tuple[str, ...] | None, *, place: str
 ) -> Splits:
     """Number a dataset's classes anew and drop the images of unused ones.
 
@@ -54,34 +48,26 @@ def renumber(
             model lacks.
     """
     present = splits.classes
-    if known is None:
-        missing = sorted(set(wanted or ()) - set(present))
-        if missing:
-            raise UserError(
-                f"data.classes names {some(missing)}, not among the {len(present)} classes of "
-                f"{place}: {some(present)}"
-            )
-        order = wanted or present
-        used = set(order)
-    else:
-        order = known
-        used = set(present) if wanted is None else set(present) & set(wanted)
-        unknown = sorted(used - set(known))
-        if unknown:
-            raise UserError(
-                f"{place} has {some(unknown)}, not among the {len(known)} classes of the model: "
-                f"{some(known)}; leave them out with data.classes=[…]"
-            )
-    number = {name: place for place, name in enumerate(order)}
-    numbers = torch.tensor([number[name] if name in used else -1 for name in present])
-    return Splits(order, {split: _numbered(part, numbers) for split, part in splits.images.items()})
-
-
-def _numbered(images: Images, numbers: Tensor) -> Images:
-    """Images whose label l becomes numbers[l], without those of -1."""
-    labels = numbers[images.labels]
-    used = (labels >= 0).nonzero().flatten()
-    return Images(images[used].source, labels[used])
+    order = known or wanted or present
+    used = set(present) & set(wanted or present)
+    if known is None and (missing := sorted(set(order) - used)):
+        raise UserError(
+            f"data.classes names {some(missing)}, not among the {len(present)} classes of "
+            f"{place}: {some(present)}"
+        )
+    if unknown := sorted(used - set(order)):
+        raise UserError(
+            f"{place} has {some(unknown)}, not among the {len(order)} classes of the model: "
+            f"{some(order)}; leave them out with data.classes=[…]"
+        )
+    number = {name: label for label, name in enumerate(order) if name in used}
+    numbers = torch.tensor([number.get(name, -1) for name in present])
+    images = {}
+    for split, part in splits.images.items():
+        labels = numbers[part.labels]
+        kept = (labels >= 0).nonzero().flatten()
+        images[split] = Images(part[kept].source, labels[kept])
+    return Splits(order, images)
 
 
 def some(names: Iterable[str], at_most: int = 10) -> str:

@@ -9,6 +9,7 @@ import io
 import os
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,21 +50,12 @@ def decode(path: str) -> Tensor:
     try:
         encoded = Path(path).read_bytes()
         with Image.open(io.BytesIO(encoded)) as image:  # reads no further than the header
-            plain = image.format == "JPEG" and image.mode in ("L", "RGB")
-            pixels = _decode_jpeg(encoded) if plain else None
-            if pixels is not None:
-                return pixels
+            if image.format == "JPEG" and image.mode in ("L", "RGB"):
+                with suppress(RuntimeError):  # of a damaged file, which Pillow explains
+                    return decode_jpeg(encoded, mode="RGB")
             return pil_to_tensor(to_rgb(ImageOps.exif_transpose(image)))
     except _DAMAGE as error:
         raise UnreadableImage.because(path, error) from error
-
-
-def _decode_jpeg(encoded: bytes) -> Tensor | None:
-    """The pixels of a JPEG, uint8 (3, h, w); None if it is damaged, which Pillow explains."""
-    try:
-        return decode_jpeg(encoded, mode="RGB")
-    except RuntimeError:
-        return None
 
 
 def check_file(path: str) -> None:

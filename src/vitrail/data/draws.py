@@ -42,19 +42,12 @@ def draws_for(seed: int, epoch: int, indices: np.ndarray) -> Draws:
 def _stream(seed: int, epoch: int, indices: np.ndarray, count: int) -> np.ndarray:
     """`count` random numbers of each image: uint64 (count, B)."""
     start = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
-    places = (
-        indices.astype(np.uint64) * np.uint64(count)
-        + np.arange(1, count + 1, dtype=np.uint64)[:, None]
-    )
+    offsets = np.arange(1, count + 1, dtype=np.uint64)[:, None]
+    places = indices.astype(np.uint64) * np.uint64(count) + offsets
     bits = start + places * np.uint64(0x9E3779B97F4A7C15)  # (draws, B)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
-
-
-def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of `count` images in an epoch: int64 (count,)."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import torch
 
 from vitrail.data.batches import Batch, Batches
 from vitrail.data.decode import UnreadableImage
-from vitrail.data.draws import permutation
 from vitrail.errors import UserError
 
 
@@ -30,12 +29,10 @@ class Order:
         count: number of images.
         batch_size: images per batch and process.
         seed: of the shuffle; None keeps the order.
-        rank: this process; images are dealt out one by one.
-        world: number of processes.
+        rank, world: this process and their number; images are dealt out one by one.
 
     Attributes:
-        epoch: the epoch of the next iteration.
-        start: the batch that it begins with.
+        epoch, start: the epoch of the next iteration, and the batch that it begins with.
 
     Raises:
         UserError: fewer images than processes.
@@ -64,12 +61,11 @@ class Order:
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         """(epoch, indices int64 (b,)) of each batch."""
-        if self.seed is None:
-            share = np.arange(self.count)[self.rank :: self.world]
-            end = len(share)
-        else:
-            share = permutation(self.seed, self.epoch, self.count)[self.rank :: self.world]
+        order, end = np.arange(self.count), self.count
+        if self.seed is not None:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
             end = min(len(self) * self.batch_size, self.count // self.world)
+        share = order[self.rank :: self.world]
         edges = [batch * self.batch_size for batch in range(len(self))] + [end]
         for batch in range(self.start, len(self)):
             yield self.epoch, share[edges[batch] : edges[batch + 1]]

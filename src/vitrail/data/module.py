@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -15,7 +16,7 @@ from vitrail.data.classes import read_names, renumber, some
 from vitrail.data.images import Dataset, Images, Splits
 from vitrail.data.loader import Loader, Order, rank_and_world
 from vitrail.data.resize import CenterCrop, FitInside
-from vitrail.data.scan import check_readable, decode_all, decoded_bytes
+from vitrail.data.scan import check_readable, decode_all
 from vitrail.data.split import hold_out
 from vitrail.errors import UserError
 
@@ -39,20 +40,17 @@ class ImageData(pl.LightningDataModule):
             aspect and pads the batch, with a mask.
         pad_to: padded heights and widths are multiples of this, the model's patch size.
         batch_size: images per batch and process.
-        val_fraction: share of every class that is held out of training for validation where the
-            dataset has no val split, and before that for test where it has no splits.
-        classes: names, or a file with one a line, that restrict and order the classes; None takes
-            all.
-        mean: of the three channels, for pixels in [0, 1].
-        std: likewise.
+        val_fraction: share of every class held out of train as val where the dataset has none, and
+            before that as test where it has no splits.
+        classes: names, or a file with one a line, that restrict and order the classes; or None.
+        mean, std: of the three channels, for pixels in [0, 1].
         augment: of training images.
         seed: of order and augmentation; what is held out does not depend on it.
-        workers: processes that prepare batches; 0 uses this process, "auto" one a core, 8 at most.
-            Batches do not depend on it.
+        workers: processes that prepare the same batches; 0: this one, "auto": one a core, to 8.
         cache: decode a split once, into RAM, before its first use.
         cache_limit_gb: a split that would take more is decoded image by image after all.
-        check: unreadable images before training: "refuse" ends the run, "skip" leaves them out,
-            both naming them; None does not check, and the first one in a batch ends the run.
+        check: of images before training: "refuse" names unreadable ones and ends the run, "skip"
+            names and leaves them out; None: the first one in a batch ends the run.
 
     Attributes:
         evaluated_split: what Lightning's test loop reads, "test" by default.
@@ -119,7 +117,7 @@ class ImageData(pl.LightningDataModule):
         self._listed: Splits | None = None
         self._prepared: dict[str, Images] = {}
         self._train: Loader | None = None
-        self._position: dict[str, int] | None = None  # where a resumed run begins
+        self._position: dict[str, int] = {}  # where a resumed run begins
 
     def prepare_data(self) -> None:
         """Download and unpack what is missing. Lightning calls this in one process per machine."""
@@ -183,25 +181,21 @@ class ImageData(pl.LightningDataModule):
                 f"split={split} is not in this dataset; it has {', '.join(self._list().images)}"
             )
         training = split == "train" if augment is None else augment
-        images = self._ready(split)
-        rank, world = rank_and_world()
-        batches = Batches(
-            images,
-            fit=self._fit,
-            augment=self.augment if training else UNCHANGED,
-            mean=self.mean,
-            std=self.std,
-            seed=self.seed,
-            pad_to=self.pad_to,
-        )
-        seed = self.seed if training else None
+        images, augmentation = self._ready(split), self.augment if training else UNCHANGED
+        how = {"mean": self.mean, "std": self.std, "seed": self.seed, "pad_to": self.pad_to}
+        batches = Batches(images, fit=self._fit, augment=augmentation, **how)
+        seed, (rank, world) = self.seed if training else None, rank_and_world()
         order = Order(len(images), batch_size=self.batch_size, seed=seed, rank=rank, world=world)
-        return Loader(batches, order, workers=self._worker_count())
+        workers = self.workers
+        if workers == "auto":
+            workers = min(
+                8, suggested_max_num_workers(self.trainer.num_devices if self.trainer else 1)
+            )
+        return Loader(batches, order, workers=workers)
 
     def train_dataloader(self) -> Loader:
         self._train = self.loader("train")
-        if self._position is not None:
-            self._train.load_state_dict(self._position)
+        self.load_state_dict(self._position)
         return self._train
 
     def val_dataloader(self) -> Loader | list[Loader]:
@@ -218,14 +212,8 @@ class ImageData(pl.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Called before or after `train_dataloader`, depending on the strategy."""
         self._position = state_dict
-        if self._train is not None:
+        if self._train is not None and state_dict:
             self._train.load_state_dict(state_dict)
-
-    def _worker_count(self) -> int:
-        if self.workers != "auto":
-            return self.workers
-        processes_here = self.trainer.num_devices if self.trainer else 1
-        return min(8, suggested_max_num_workers(processes_here))
 
     def _list(self) -> Splits:
         """Read the dataset once, number its classes and hold out the splits that it lacks."""
@@ -245,10 +233,8 @@ class ImageData(pl.LightningDataModule):
             _info("there is no test split: evaluation uses val")
         if "train" in listed.images and self._known is None:
             if "val" not in listed.images:
-                _warn(
-                    "there is no val split, and data.val_fraction=%g holds no image out for one",
-                    self.val_fraction,
-                )
+                fraction = f"data.val_fraction={self.val_fraction:g}"
+                _warn("there is no val split, and %s holds no image out for one", fraction)
             seen = listed.images["train"].labels.bincount(minlength=len(listed.classes))
             empty = [name for name, count in zip(listed.classes, seen, strict=True) if not count]
             if empty:
@@ -275,16 +261,12 @@ class ImageData(pl.LightningDataModule):
     def _decode_or_check(self, split: str) -> tuple[Images, dict[int, str]]:
         """The images of a split, and the errors of its unreadable ones by index."""
         images = self._list().images[split]
-        gigabytes = decoded_bytes(len(images), self.image_size) / 1e9
+        gigabytes = len(images) * 3 * prod(self.image_size) / 1e9
         if self.cache and gigabytes <= self.cache_limit_gb:
             return decode_all(images, self._fit, title=f"decoding {split}")
         if self.cache:
-            _info(
-                "%s would take %.1f GB of RAM, above data.cache_limit_gb=%g: decoded one by one",
-                split,
-                gigabytes,
-                self.cache_limit_gb,
-            )
+            limit = f"data.cache_limit_gb={self.cache_limit_gb:g}: decoded one by one"
+            _info("%s would take %.1f GB of RAM, above %s", split, gigabytes, limit)
         if self.check is None or images.in_memory:
             return images, {}
         return images, check_readable(images, title=f"checking {split}")

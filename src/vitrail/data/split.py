@@ -37,13 +37,8 @@ def hold_out(images: Mapping[str, Images], share: float) -> dict[str, Images]:
     A split without images is dropped.
     """
     images = dict(images)
-    if "all" in images:
-        images["train"], images["test"] = _parted(images["all"], share)
-    if "train" in images and "val" not in images:
-        images["train"], images["val"] = _parted(images["train"], share)
+    for source, missing in (("all", "test"), ("train", "val")):
+        if source in images and missing not in images:
+            part = images[source]
+            images["train"], images[missing] = (part[i] for i in stratified(part.labels, share))
     return {split: part for split, part in images.items() if len(part)}
-
-
-def _parted(images: Images, share: float) -> tuple[Images, Images]:
-    kept, held = stratified(images.labels, share)
-    return images[kept], images[held]

@@ -32,9 +32,7 @@ class Synthetic:
         """Nothing to fetch."""
 
     def read(self) -> Splits:
-        size = (
-            (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)
-        )
+        size = self.image_size if isinstance(self.image_size, int) else tuple(self.image_size)
         random = torch.Generator().manual_seed(self.seed)
         coarse = torch.rand(self.num_classes, 3, 4, 4, generator=random)
         patterns = torch.nn.functional.interpolate(coarse, size, mode="bilinear")
