@@ -1,9 +1,5 @@
 """`bench=accuracy`: runs are trained once, go on after a kill, and are asked by every backend."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -11,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from scipy import stats
 
@@ -23,8 +17,6 @@ from vitrail.attention.selection import layers, tune
 from vitrail.attention.selection.gate import FailedGate, GateResult
 from vitrail.bench.accuracy_runs import AccuracyBench
 from vitrail.bench.report import Row, table_of
-from vitrail.bench.results import RESULTS, read
-from vitrail.startup import configs
 from vitrail.tracking.metrics_csv import read_metrics
 from vitrail.training.classifier import Classifier
 
@@ -49,20 +41,10 @@ def no_compiler_is_waited_for(monkeypatch):
 
 
 @pytest.fixture
-def bench(tmp_path) -> Callable[..., AccuracyBench]:
+def bench(build) -> Callable[..., AccuracyBench]:
     """bench("model=…", backends=…): one seed of eager, unless it is said otherwise."""
-
-    def build(*overrides: str, resolved: bool = False, **changes) -> AccuracyBench:
-        with initialize_config_dir(str(configs()), version_base="1.3"):
-            config = compose("bench", [*TINY, *overrides])
-        if resolved:
-            config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-        knobs = {"backends": ["eager"], "seeds": [0], "target": 0.2} | changes
-        return instantiate(config.bench, _partial_=True, _convert_="all")(
-            config=config, folder=tmp_path, **knobs
-        )
-
-    return build
+    short = {"backends": ["eager"], "seeds": [0], "target": 0.2}
+    return lambda *overrides, **keys: build(*TINY, *overrides, **(short | keys))
 
 
 @contextmanager
@@ -236,41 +218,6 @@ def test_a_run_that_was_killed_behind_its_last_step_only_evaluates(bench, tmp_pa
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
-
-@pytest.mark.slow
-def test_the_command_keeps_what_was_done_when_it_is_killed(tmp_path):
-    dying = (
-        "import os, signal, sys; from itertools import count; "
-        "from vitrail.training.classifier import Classifier; from vitrail.cli import bench; "
-        "step, calls = Classifier.training_step, count(1); "
-        "Classifier.training_step = lambda self, batch: os.kill(os.getpid(), signal.SIGKILL) "
-        "if next(calls) == int(os.environ['DIE_AT']) else step(self, batch); "
-        "sys.argv[0] = 'bench.py'; bench()"
-    )
-    words = (*TINY, "bench.backends=[eager,sdpa_math]", "bench.seeds=[0]", "hydra.run.dir=out")
-
-    def call(die_at: int, *more: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-c", dying, *words, *more],
-            cwd=tmp_path, env={**os.environ, "DIE_AT": str(die_at), "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, timeout=400,
-        )  # fmt: skip
-
-    first = call(16 + 12)  # in the second epoch of the second run
-    assert first.returncode == -signal.SIGKILL, first.stderr
-    runs = tmp_path / "out/runs"
-    assert len((tmp_path / "out" / RESULTS).read_text().splitlines()) == 1 + 1
-    before = (runs / "eager-seed0/checkpoints/last.ckpt").stat().st_mtime_ns
-    second = call(10**6)
-    assert second.returncode == 0, second.stderr
-    assert "1 of 2; now: trained with sdpa_math, seed 0" in second.stdout
-    assert "16 optimizer steps of which 8 are done" in second.stdout
-    assert (runs / "eager-seed0/checkpoints/last.ckpt").stat().st_mtime_ns == before
-    _, rows = read(tmp_path / "out")
-    assert {row["trained_with"] for row in rows} == {"eager", "sdpa_math"}
-    assert "Accuracy over seeds" in second.stdout
-    assert (tmp_path / "out/report.html").is_file()
 
 
 @pytest.mark.parametrize(

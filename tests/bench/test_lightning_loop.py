@@ -66,27 +66,6 @@ def test_each_takes_its_turn_in_every_round_and_is_charged_for_that_alone():
     assert clock.devices == {"tpu"}
 
 
-def test_what_the_first_round_takes_is_not_counted():
-    clock = FakeClock()
-    turns = Turns({}, BATCH, steps=1, device="cpu", rounds=1, clock=clock)
-    for number, _ in enumerate(turns):
-        clock.now += 100.0 if number == 0 else 1.0
-    assert turns.times[LIGHTNING].seconds == (1.0,)
-
-
-def test_a_slow_moment_meets_all():
-    clock, rounds = FakeClock(), iter(range(9))
-    slow = {3: 5.0}
-
-    def other() -> None:
-        clock.now += slow.get(next(rounds), 1.0)
-
-    turns = Turns({"a": other}, BATCH, steps=1, device="cpu", rounds=4, clock=clock)
-    for number, _ in enumerate(turns):
-        clock.now += slow.get(number, 1.0)
-    assert turns.times["a"].seconds == turns.times[LIGHTNING].seconds == (1.0, 1.0, 5.0, 1.0)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [

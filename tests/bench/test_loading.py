@@ -5,14 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from PIL import Image
 
 from vitrail.bench.loading import DataBench, Epochs, PerSample, usual_transform
 from vitrail.bench.report import Row, table_of
 from vitrail.data.augment import UNCHANGED, Augment
-from vitrail.startup import configs
 
 # Nothing is augmented unless a test says so.
 SYNTHETIC = (
@@ -26,17 +23,10 @@ OFF = {
 
 
 @pytest.fixture
-def bench(tmp_path) -> Callable[..., DataBench]:
+def bench(build) -> Callable[..., DataBench]:
     """bench("data=…", workers=…): the measurement of a config, short unless told otherwise."""
-
-    def build(*overrides: str, **changes) -> DataBench:
-        with initialize_config_dir(str(configs()), version_base="1.3"):
-            config = compose("bench", ["bench=data", *overrides])
-        knobs = {"rounds": 3, "workers": [0]} | changes
-        build = instantiate(config.bench, _partial_=True, _convert_="all")
-        return build(config=config, folder=tmp_path, **knobs)
-
-    return build
+    short = {"rounds": 3, "workers": [0]}
+    return lambda *overrides, **keys: build("bench=data", *overrides, **(short | keys))
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from vitrail.attention import backends
 from vitrail.attention.backends.flex import Flex
@@ -20,7 +18,6 @@ from vitrail.bench.report import Row, table_of
 from vitrail.bench.train_step import StepBench
 from vitrail.model import ViT
 from vitrail.model.flops import forward_flops
-from vitrail.startup import configs
 from vitrail.training.classifier import Classifier
 
 TINY = (
@@ -41,20 +38,14 @@ def nothing_else_is_measured(monkeypatch):
 
 
 @pytest.fixture
-def bench(tmp_path) -> Callable[..., StepBench]:
+def bench(build) -> Callable[..., StepBench]:
     """bench("model=…", rounds=…): a measurement of a small model, with few rounds."""
 
-    def build(*overrides: str, clock=None, **changes) -> StepBench:
-        with initialize_config_dir(str(configs()), version_base="1.3"):
-            ours = () if "model=timm" in overrides else OURS
-            config = compose("bench", [*TINY, *ours, *overrides])
-        knobs = {"rounds": 6, "steps": 1, "seconds": 1e3} | changes
-        knobs |= {} if clock is None else {"clock": clock}
-        return instantiate(config.bench, _partial_=True, _convert_="all")(
-            config=config, folder=tmp_path, **knobs
-        )
+    def call(*overrides: str, **keys) -> StepBench:
+        ours = () if "model=timm" in overrides else OURS
+        return build(*TINY, *ours, *overrides, **{"rounds": 6, "steps": 1, "seconds": 1e3} | keys)
 
-    return build
+    return call
 
 
 def measured(bench: StepBench, mode: str) -> dict[str, Row]:
@@ -165,20 +156,15 @@ def test_what_finds_too_little_memory_is_not_called_here(bench, monkeypatch):
         return 1.0
 
     monkeypatch.setattr(step_members, "peak_mib", full)
-    one = bench(backends=["sdpa_math", "eager"])
-    monkeypatch.setattr(step_members.Member, "of", called_without("sdpa_math"))
-    row = measured(one, "training")["sdpa_math"]
+    attend = SdpaMath.__call__
+
+    def called(self, q, *rest, **given):
+        assert len(q) != 4, "the gate's samples are three, and the step's four"
+        return attend(self, q, *rest, **given)
+
+    monkeypatch.setattr(SdpaMath, "__call__", called)
+    row = measured(bench(backends=["sdpa_math", "eager"]), "training")["sdpa_math"]
     assert row["refused"] == "it takes more memory than this machine has free"
-
-
-def called_without(name: str):
-    of = step_members.Member.of
-
-    def checked(loop, layers, *arguments, **knobs):
-        assert name not in layers.values()
-        return of(loop, layers, *arguments, **knobs)
-
-    return checked
 
 
 def test_a_backend_that_the_config_names_and_that_cannot_is_an_error(bench):
@@ -311,14 +297,11 @@ SMALL = (
 
 
 @pytest.mark.slow
-def test_a_step_by_auto_is_a_third_faster_than_timm_s_where_a_cpu_computes_bf16(tmp_path):
-    with initialize_config_dir(str(configs()), version_base="1.3"):
-        config = compose("bench", [*SMALL, "bench.backends=[sdpa]", "bench.seconds=20"])
-    build = instantiate(config.bench, _partial_=True, _convert_="all")
-    measurement = build(config=config, folder=tmp_path)
-    rows = {row["member"]: row for row in measurement.measure("training")}
-    if "bf16" not in rows["timm"]["precision"]:
+def test_a_step_by_auto_is_a_third_faster_than_timm_s_where_a_cpu_computes_bf16(build):
+    rows = build(*SMALL, backends=["sdpa"], seconds=20).measure("training")
+    [timm] = [row for row in rows if row["member"] == "timm"]
+    if "bf16" not in timm["precision"]:
         pytest.skip("this CPU has no fast bf16, where timm's fused kernel is slow")
-    [auto] = [row for row in rows.values() if row["auto"]]
+    [auto] = [row for row in rows if row["auto"]]
     assert auto["baseline"] == "timm"
     assert auto["time_ratio_high"] < 1 / 1.3, "and it is no chance"

@@ -107,7 +107,10 @@ class AttentionBench(TimedBench):
             if part.tokens.nunique() < 2:
                 continue
             words = dict(zip(SERIES, series, strict=True))
-            title = ", ".join(str(word) for word in series if word not in ("none", "Full()"))
+            title = "{pass}, ({batch}, {heads}, N, {width})".format(**words)
+            title += (
+                f", mask {words['mask']}, {words['pattern']}" + ", compiled" * words["compiled"]
+            )
             for name, column in FIGURES.items():
                 chart = f"{name} of {title}"
                 charts.append(Chart(chart, part, "tokens", column, "line", log=True))

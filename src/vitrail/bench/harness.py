@@ -121,11 +121,9 @@ def command(overrides: Sequence[str]) -> str:
 def machine(about: Mapping[str, Any]) -> str:
     """A machine and its libraries in a few words, of what `environment.describe` gave."""
     cpu, gpu = about["cpu"], about["gpu"]
-    name = (
-        f"{cpu['name']}, {cpu['threads']} of {cpu['cores']} cores"
-        if gpu is None
-        else " + ".join(card["name"] for card in gpu["cards"])
-    )
+    name = f"{cpu['name']}, {cpu['threads']} of {cpu['cores']} cores"
+    if gpu is not None:
+        name = " + ".join(card["name"] for card in gpu["cards"])
     return f"{name}, torch {about['packages']['torch']}, vitrail {about['vitrail']}"
 
 
@@ -153,14 +151,9 @@ class TimedBench:
     def take_turns(
         self, functions: Mapping[str, Callable[[], object]], device: str
     ) -> dict[str, Times]:
-        return stopwatch.interleave(
-            functions,
-            device=device,
-            rounds=self.rounds,
-            min_rounds=MIN_ROUNDS,
-            seconds=self.seconds,
-            clock=self.clock,
-        )
+        """Seconds of each, round by round."""
+        how = {"rounds": self.rounds, "min_rounds": MIN_ROUNDS, "seconds": self.seconds}
+        return stopwatch.interleave(functions, device=device, clock=self.clock, **how)
 
     def rows_of(self, times: Mapping[str, Times], column: str, steps: int = 1) -> dict[str, Row]:
         """Milliseconds of each of `steps` in a round, and the comparison; the fastest first."""

@@ -65,14 +65,8 @@ class Chart:
 class Report:
     """What a folder is left with.
 
-    Args:
-        title: of the page.
-        subtitle: when, and on what.
-        command: as a person would type it.
-        rows: every column of every row, as results.csv holds them.
-        tables: by title, as the page shows them.
-        charts: those without points are left out.
-        details: nested plain containers by title, shown when asked for.
+    rows: every column of every row, for results.csv. tables: by title, for the page. details:
+    nested plain containers by title, shown when asked for.
     """
 
     title: str
