@@ -82,11 +82,11 @@ def test_a_layers_dropout_is_a_share():
             MultiHeadAttention2d(24, 3, dropout=share)
 
 
-@pytest.mark.parametrize("recipe", [Rope, RopeMixed, SinCos])
+@pytest.mark.parametrize("kind", [Rope, RopeMixed, SinCos])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_wavelengths_are_spaced_by_a_number_above_zero(recipe, temperature):
+def test_wavelengths_are_spaced_by_a_number_above_zero(kind, temperature):
     with pytest.raises(ValueError, match=r"position\.temperature must be a number above 0"):
-        recipe(temperature=temperature)
+        kind(temperature=temperature)
 
 
 @pytest.mark.parametrize("name", [None, 3, ["eager"]])

@@ -16,7 +16,7 @@ DIM, HEADS = 24, 3
 FILES = sorted(module.name for module in pkgutil.iter_modules(positions.__path__))
 
 
-def recipes_of(file: str) -> list[type[Position]]:
+def positions_of(file: str) -> list[type[Position]]:
     module = importlib.import_module(f"{positions.__name__}.{file}")
     return [
         member
@@ -27,19 +27,19 @@ def recipes_of(file: str) -> list[type[Position]]:
     ]
 
 
-RECIPES = [recipe for file in FILES for recipe in recipes_of(file)]
+POSITIONS = [kind for file in FILES for kind in positions_of(file)]
 GRIDS = (Grid(1, 1), Grid(3, 5), Grid(3, 5, 1), Grid(7, 2, 5))
 
-each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+each_position = pytest.mark.parametrize("kind", POSITIONS, ids=lambda kind: kind.__name__)
 each_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
 class Model(torch.nn.Module):
     """The two places where a position speaks: at the entrance and in one attention layer."""
 
-    def __init__(self, recipe: type[Position], grid: Grid, backend: str = "sdpa"):
+    def __init__(self, kind: type[Position], grid: Grid, backend: str = "sdpa"):
         super().__init__()
-        self.position = recipe().for_grid(grid)
+        self.position = kind().for_grid(grid)
         self.pos_embed = self.position.table(DIM)
         self.attn = MultiHeadAttention2d(DIM, HEADS, position=self.position, backend=backend)
 
@@ -47,37 +47,37 @@ class Model(torch.nn.Module):
         return self.attn(self.position.embed(x, self.pos_embed, grid), grid)
 
 
-def build(recipe: type[Position], grid: Grid) -> Model:
+def build(kind: type[Position], grid: Grid) -> Model:
     """Equal for equal arguments, and with tables that show: some begin as zeros."""
     torch.manual_seed(0)
-    model = Model(recipe, grid)
+    model = Model(kind, grid)
     for table in (model.pos_embed, *model.attn.position.parameters()):
         if table is not None:
             torch.nn.init.normal_(table)
     return model
 
 
-def needs_a_grid(recipe: type[Position]) -> bool:
+def needs_a_grid(kind: type[Position]) -> bool:
     """Whether a layer's tables are as large as the grid."""
     sizes = [
-        [table.shape for table in recipe().for_grid(grid).layer(HEADS, 8).parameters()]
+        [table.shape for table in kind().for_grid(grid).layer(HEADS, 8).parameters()]
         for grid in (Grid(3, 5), Grid(4, 9))
     ]
     return sizes[0] != sizes[1]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_of_the_folder_holds_a_recipe(file):
-    assert recipes_of(file)
+def test_a_file_of_the_folder_holds_a_position(file):
+    assert positions_of(file)
 
 
-@each_recipe
+@each_position
 @each_grid
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
 )
-def test_turning_keeps_shape_and_dtype_and_leaves_prefix_tokens_alone(recipe, grid, dtype):
-    layer = recipe().for_grid(grid).layer(HEADS, DIM // HEADS)
+def test_turning_keeps_shape_and_dtype_and_leaves_prefix_tokens_alone(kind, grid, dtype):
+    layer = kind().for_grid(grid).layer(HEADS, DIM // HEADS)
     q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS).to(dtype)
     for before, after in zip((q, k), layer.rotate(q, k, grid), strict=True):
         assert after.shape == before.shape
@@ -85,27 +85,27 @@ def test_turning_keeps_shape_and_dtype_and_leaves_prefix_tokens_alone(recipe, gr
         assert torch.equal(after[:, :, : grid.prefix], before[:, :, : grid.prefix])
 
 
-@each_recipe
+@each_position
 @each_grid
-def test_turning_keeps_lengths(recipe, grid):
-    layer = recipe().for_grid(grid).layer(HEADS, DIM // HEADS)
+def test_turning_keeps_lengths(kind, grid):
+    layer = kind().for_grid(grid).layer(HEADS, DIM // HEADS)
     q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS)
     for before, after in zip((q, k), layer.rotate(q, k, grid), strict=True):
         torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
 
 
-@each_recipe
+@each_position
 @each_grid
-def test_a_bias_is_none_or_one_number_a_head_and_pair(recipe, grid):
-    bias = recipe().for_grid(grid).layer(HEADS, DIM // HEADS).bias(grid)
+def test_a_bias_is_none_or_one_number_a_head_and_pair(kind, grid):
+    bias = kind().for_grid(grid).layer(HEADS, DIM // HEADS).bias(grid)
     assert bias is None or bias.shape == (1, HEADS, grid.tokens, grid.tokens)
 
 
-@each_recipe
+@each_position
 @each_grid
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_widening_keeps_what_there_is_and_leaves_prefix_tokens_alone(recipe, grid, dtype):
-    layer = build(recipe, grid).attn.position
+def test_widening_keeps_what_there_is_and_leaves_prefix_tokens_alone(kind, grid, dtype):
+    layer = build(kind, grid).attn.position
     q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS).to(dtype)
     wide = layer.widen(q, k, grid, grid.coordinates(), scale=0.5)
     assert wide[0].shape == wide[1].shape
@@ -115,20 +115,20 @@ def test_widening_keeps_what_there_is_and_leaves_prefix_tokens_alone(recipe, gri
         assert not after[:, :, : grid.prefix, before.shape[-1] :].any()
 
 
-@each_recipe
-def test_a_layer_of_tables_as_large_as_the_grid_asks_for_one(recipe):
-    if needs_a_grid(recipe):
+@each_position
+def test_a_layer_of_tables_as_large_as_the_grid_asks_for_one(kind):
+    if needs_a_grid(kind):
         with pytest.raises(
-            ValueError, match=rf"^position=.* {recipe.__name__}\(grid=Grid\(7, 7\)\)$"
+            ValueError, match=rf"^position=.* {kind.__name__}\(grid=Grid\(7, 7\)\)$"
         ):
-            recipe().layer(HEADS, 8)
+            kind().layer(HEADS, 8)
     else:
-        recipe().layer(HEADS, 8)
+        kind().layer(HEADS, 8)
 
 
-@each_recipe
-def test_every_layer_learns_tables_of_its_own(recipe):
-    told = recipe().for_grid(Grid(3, 5, 1))
+@each_position
+def test_every_layer_learns_tables_of_its_own(kind):
+    told = kind().for_grid(Grid(3, 5, 1))
     first, second = told.layer(HEADS, 8), told.layer(HEADS, 8)
     for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
         assert ours is not theirs
@@ -144,18 +144,18 @@ def test_every_block_of_a_vit_turns_by_directions_of_its_own():
     assert directions.keys() <= model.no_weight_decay()
 
 
-@each_recipe
-def test_a_recipe_is_a_value_that_telling_it_a_grid_does_not_change(recipe):
-    fresh = recipe()
+@each_position
+def test_a_position_is_a_value_that_telling_it_a_grid_does_not_change(kind):
+    fresh = kind()
     told = fresh.for_grid(Grid(3, 5))
-    assert fresh == recipe()
+    assert fresh == kind()
     assert hash(told) == hash(fresh.for_grid(Grid(3, 5)))
 
 
-@each_recipe
-def test_gradients_reach_every_parameter_of_a_position(recipe):
+@each_position
+def test_gradients_reach_every_parameter_of_a_position(kind):
     grid = Grid(3, 5, 1)
-    model = build(recipe, grid)
+    model = build(kind, grid)
     model(torch.randn(2, grid.tokens, DIM), grid).square().sum().backward()
     plain = {name for name, _ in build(NoPosition, grid).named_parameters()}
     for name, parameter in model.named_parameters():
@@ -164,21 +164,21 @@ def test_gradients_reach_every_parameter_of_a_position(recipe):
             assert parameter.grad.abs().max() > 0
 
 
-@each_recipe
+@each_position
 @pytest.mark.parametrize("grid", [Grid(3, 5), Grid(1, 15), Grid(5, 3), Grid(2, 9)], ids=str)
-def test_a_model_built_for_one_grid_runs_on_others(recipe, grid):
-    model = build(recipe, Grid(4, 4))
+def test_a_model_built_for_one_grid_runs_on_others(kind, grid):
+    model = build(kind, Grid(4, 4))
     out = model(torch.randn(2, grid.tokens, DIM), grid)
     assert torch.isfinite(out).all()
 
 
 @pytest.mark.parametrize(
-    "recipe", [recipe for recipe in RECIPES if recipe is not NoPosition], ids=lambda r: r.__name__
+    "kind", [kind for kind in POSITIONS if kind is not NoPosition], ids=lambda r: r.__name__
 )
 @pytest.mark.parametrize("axis", [1, 2])
-def test_a_position_tells_rows_apart_and_columns_too(recipe, axis):
+def test_a_position_tells_rows_apart_and_columns_too(kind, axis):
     grid = Grid(3, 5)
-    model = build(recipe, grid)
+    model = build(kind, grid)
     x = torch.randn(1, grid.tokens, DIM)
 
     def rolled(tokens):
@@ -188,11 +188,11 @@ def test_a_position_tells_rows_apart_and_columns_too(recipe, axis):
 
 
 @pytest.mark.parametrize(
-    "recipe", [recipe for recipe in RECIPES if recipe is not NoPosition], ids=lambda r: r.__name__
+    "kind", [kind for kind in POSITIONS if kind is not NoPosition], ids=lambda r: r.__name__
 )
-def test_a_position_tells_a_map_from_its_transpose(recipe):
+def test_a_position_tells_a_map_from_its_transpose(kind):
     grid = Grid(4, 4)
-    model = build(recipe, grid)
+    model = build(kind, grid)
     x = torch.randn(1, grid.tokens, DIM)
 
     def turned(tokens):
@@ -211,21 +211,21 @@ def test_no_position_tells_nothing():
     )
 
 
-@each_recipe
+@each_position
 @pytest.mark.parametrize("backend", ["reference", "eager"])
-def test_the_formula_runs_on_the_meta_device_where_operations_are_counted(recipe, backend):
+def test_the_formula_runs_on_the_meta_device_where_operations_are_counted(kind, backend):
     with torch.device("meta"):
-        model = Model(recipe, Grid(3, 5), backend)
+        model = Model(kind, Grid(3, 5), backend)
         for grid in (Grid(3, 5), Grid(4, 7)):
             x = torch.empty(1, grid.tokens, DIM)
             assert model(x, grid).shape == x.shape
 
 
-@each_recipe
-def test_a_compiled_layer_equals_the_layer(recipe):
+@each_position
+def test_a_compiled_layer_equals_the_layer(kind):
     torch.compiler.reset()
     grid = Grid(3, 5, 1)
-    model = build(recipe, grid)
+    model = build(kind, grid)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     x = torch.randn(2, grid.tokens, DIM)
     torch.testing.assert_close(compiled(x, grid), model(x, grid))

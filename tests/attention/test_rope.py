@@ -62,12 +62,12 @@ def test_mixed_frequencies_begin_as_timms_do_up_to_their_random_direction():
     torch.testing.assert_close(ours, theirs.freqs[:, 0])
 
 
-@pytest.mark.parametrize("recipe", [Rope(), RopeMixed()], ids=str)
-def test_a_score_depends_on_the_difference_of_places_alone(recipe):
+@pytest.mark.parametrize("kind", [Rope(), RopeMixed()], ids=str)
+def test_a_score_depends_on_the_difference_of_places_alone(kind):
     torch.manual_seed(0)
     grid = Grid(4, 6)
     q, k = torch.randn(2, 1, HEADS, 1, 8).expand(-1, -1, -1, grid.tokens, -1)
-    q, k = recipe.layer(HEADS, 8).rotate(q, k, grid)
+    q, k = kind.layer(HEADS, 8).rotate(q, k, grid)
     scores = (q @ k.transpose(-2, -1)).unflatten(-2, (4, 6)).unflatten(-1, (4, 6))
     # From any query one step down and two to the right is the same as from the corner.
     for row in range(3):
@@ -106,12 +106,12 @@ def test_angles_stay_fp32_in_a_model_cast_to_halves(dtype):
     assert torch.equal(layer.to(dtype).rotate(q, k, grid)[0], expected)
 
 
-@pytest.mark.parametrize("recipe", [Rope(), RopeMixed()], ids=str)
-def test_angles_stay_fp32_under_autocast(recipe):
+@pytest.mark.parametrize("kind", [Rope(), RopeMixed()], ids=str)
+def test_angles_stay_fp32_under_autocast(kind):
     torch.manual_seed(0)
     grid = Grid(3, 50)
     q, k = torch.randn(2, 1, HEADS, grid.tokens, 8)
-    layer = recipe.layer(HEADS, 8)
+    layer = kind.layer(HEADS, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = layer.rotate(q, k, grid)[0]
     assert torch.equal(inside, layer.rotate(q, k, grid)[0])
@@ -123,8 +123,8 @@ def test_the_axial_rotation_has_nothing_to_learn_and_nothing_to_save():
     assert not layer.state_dict()
 
 
-@pytest.mark.parametrize("recipe", [Rope(), RopeMixed()], ids=str)
+@pytest.mark.parametrize("kind", [Rope(), RopeMixed()], ids=str)
 @pytest.mark.parametrize("width, way_out", [(6, "4 or 8"), (10, "8 or 12"), (2, "4"), (3, "4")])
-def test_a_head_width_that_4_does_not_divide_is_refused(recipe, width, way_out):
+def test_a_head_width_that_4_does_not_divide_is_refused(kind, width, way_out):
     with pytest.raises(ValueError, match=f"head width .* got {width}; use {way_out}$"):
-        recipe.layer(HEADS, width)
+        kind.layer(HEADS, width)

@@ -271,7 +271,7 @@ def _tokens(x: Tensor) -> tuple[Tensor, Grid]:
 
 
 def head_width(dim: int, heads: int) -> int:
-    """dim / heads, or ValueError with the nearest head counts that divide dim."""
+    """dim / heads, or UserError with the nearest head counts that divide dim."""
     if heads > 0 and dim > 0 and dim % heads == 0:
         return dim // heads
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]

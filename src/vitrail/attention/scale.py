@@ -18,7 +18,7 @@ LARGEST = 100.0
 def kernel_scale(scale: float | str | None, width: int) -> float:
     """The number that a kernel multiplies the scores of heads of that width by.
 
-    None is width**-0.5 (Vaswani et al. 2017); "learned" leaves a kernel nothing to do. ValueError
+    None is width**-0.5 (Vaswani et al. 2017); "learned" leaves a kernel nothing to do. UserError
     for anything else but a number above 0.
     """
     if scale is None:

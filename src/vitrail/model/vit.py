@@ -212,7 +212,7 @@ class ViT(nn.Module):
 
 
 def layer_patterns(plan: Pattern | Sequence[Pattern], depth: int) -> list[Pattern]:
-    """One pattern a block; a plan of several is repeated, ValueError when it does not come out."""
+    """One pattern a block; a plan of several is repeated, UserError when it does not come out."""
     plan = [plan] if isinstance(plan, Pattern) else list(plan)
     if not plan or depth % len(plan):
         raise UserError(

@@ -249,7 +249,7 @@ def added(bias: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def by_axis(key: str, value: int | tuple[int, int], *, minimum: int) -> tuple[int, int]:
-    """One number for both axes, or (rows, cols), as a pair; ValueError for any below `minimum`."""
+    """One number for both axes, or (rows, cols), as a pair; UserError for any below `minimum`."""
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= minimum for n in pair):
         raise UserError(

@@ -89,7 +89,7 @@ def read(name: str, options: Sequence[str]) -> Pattern:
 
 
 def seen(pattern: Pattern, query: Sequence[int], grid: Grid) -> Tensor:
-    """(N,) bool: whom the token at (row, col) sees; ValueError when it is not on the map."""
+    """(N,) bool: whom the token at (row, col) sees; UserError when it is not on the map."""
     row, col = query
     if not (0 <= row < grid.rows and 0 <= col < grid.cols):
         raise UserError(
