@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,24 +111,3 @@ def test_what_is_not_shown_by_a_logger_is_no_error(tmp_path):
         loggers.show_picture("confusion", tmp_path / "confusion.png")
         loggers.show_table("receipt", [{"layer": "a"}])
     assert Loggers([], run_id=None).sync_command is None
-
-
-def test_wandb_is_not_imported_without_a_run(tmp_path):
-    program = f"""
-import sys
-from pathlib import Path
-from vitrail.tracking.loggers import open_loggers
-from vitrail.tracking.wandb_run import WandbRun
-
-disabled = WandbRun(
-    project="p", entity=None, mode="disabled", name=None, group=None, tags=[], log_model=False
-)
-folder = Path({str(tmp_path)!r})
-for factories in ({{}}, {{"wandb": disabled}}):
-    with open_loggers(factories, folder, config={{}}, run_id=None, resumed_at=None) as loggers:
-        for logger in loggers:
-            logger.log_metrics({{"loss": 1.0}}, step=0)
-assert "wandb" not in sys.modules
-assert (folder / "metrics.csv").exists()
-"""
-    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(SOURCE)}, check=True)

@@ -75,14 +75,6 @@ def test_everything_that_is_needed_to_sync_lies_in_the_folder(tmp_path):
     assert "WANDB_DATA_DIR" not in os.environ
 
 
-def test_the_metrics_of_a_training_run_stand_on_its_global_step(tmp_path, offline_runs, fit):
-    with opened(tmp_path) as loggers:
-        fit(loggers, epochs=2)
-    [run] = offline_runs(tmp_path)
-    assert run.steps("train/loss") == list(range(20))
-    assert run.steps("val/loss") == [9, 19]
-
-
 @pytest.mark.parametrize(
     "end, exit_code",
     [
@@ -101,25 +93,6 @@ def test_a_run_is_closed_with_the_exit_code_of_its_end(tmp_path, offline_runs, e
     with pytest.raises(type(end)):
         work()
     assert [run.exit_code for run in offline_runs(tmp_path)] == [exit_code]
-
-
-def test_a_sweep_in_one_process_makes_one_run_a_job_even_when_one_fails(tmp_path, offline_runs):
-    def job(seed):
-        with opened(tmp_path / str(seed), config={"seed": seed}) as loggers:
-            log(loggers, [seed])
-            if seed == 2:
-                raise RuntimeError
-
-    job(1)
-    with pytest.raises(RuntimeError):
-        job(2)
-    job(3)
-
-    runs = [run for seed in (1, 2, 3) for run in offline_runs(tmp_path / str(seed))]
-    assert len({run.id for run in runs}) == 3
-    assert [run.config["seed"] for run in runs] == [1, 2, 3]
-    assert [run.steps("loss") for run in runs] == [[1], [2], [3]]
-    assert [run.exit_code for run in runs] == [0, 1, 0]
 
 
 def test_a_run_that_someone_left_open_is_not_joined(tmp_path, offline_runs):
