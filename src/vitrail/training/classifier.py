@@ -36,7 +36,7 @@ class Classifier(LightningModule):
         classes: names, in the order of the labels.
         optim: the optimizer and its schedule.
         label_smoothing: share of each target that goes to all classes evenly, in training.
-        mixup: see `Mixing`, as for cutmix; in training alone.
+        mixup, cutmix: see `Mixing`; in training alone.
     """
 
     def __init__(
@@ -77,10 +77,7 @@ class Classifier(LightningModule):
             elapsed=self._elapsed(),
             fused=scaler is None,
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def _elapsed(self) -> Callable[[], float] | None:
         """The share of `trainer.max_time` that has passed, alike in every process."""
@@ -119,20 +116,18 @@ class Classifier(LightningModule):
         if not self.mixing.ways:
             right = (logits.argmax(dim=1) == labels).float().mean()
             self._means.add("train/acc", right, len(labels))
-        if self._is_logged():
-            self._log_training(loss)
+        self._log_training(loss)
         return loss
 
-    def _is_logged(self) -> bool:
-        """Whether the loggers write after this batch, or its epoch ends with it.
+    def _log_training(self, loss: Tensor) -> None:
+        """Log where the loggers write after this batch, or its epoch ends with it.
 
         Lightning takes any value at any batch, for half a millisecond each, and forgets most.
         """
         trainer, steps = self.trainer, self.trainer.global_step + 1
         written = trainer.log_every_n_steps and steps % trainer.log_every_n_steps == 0
-        return written or trainer.is_last_batch or steps == trainer.max_steps
-
-    def _log_training(self, loss: Tensor) -> None:
+        if not (written or trainer.is_last_batch or steps == trainer.max_steps):
+            return
         self.log("train/loss", loss)
         rate = max(self.lr_schedulers().get_last_lr())
         self.log("lr", torch.tensor(rate, dtype=torch.float64))
@@ -157,24 +152,20 @@ class Classifier(LightningModule):
         self._metrics.update(self(images, valid), labels)
 
     def on_validation_epoch_end(self) -> None:
-        self._log_report("val")
-
-    on_test_epoch_start = on_validation_epoch_start
-    test_step = validation_step
-
-    def on_test_epoch_end(self) -> None:
-        self._log_report("test")
-
-    def _log_report(self, split: str) -> None:
+        split = "test" if self.trainer.testing else "val"
         self._reports[split] = report = self._metrics.compute()
         for name in ("acc", "acc_top5", "loss"):
             if name in report:
                 self.log(f"{split}/{name}", report[name], sync_dist=True)  # alike in every process
 
-    def report(self, split: str) -> dict[str, Any]:
-        """The evaluation report of `split` (val or test): what its last evaluation found.
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
 
-        Over all processes: floats acc, acc_top5 (where classes > 5) and loss, an int count,
-        confusion, int64 (C, C), true x predicted class, and the names of the classes.
+    def report(self, split: str) -> dict[str, Any]:
+        """What the last evaluation of `split` (val or test) found, over all processes.
+
+        Floats acc, acc_top5 (where classes > 5) and loss, an int count, confusion, int64 (C, C),
+        true x predicted class, and the names of the classes.
         """
         return {**self._reports[split], "classes": self.classes}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitrail.errors import UserError
-from vitrail.training.strategies import check_whole_weights
+from vitrail.training.strategies import SHARDED
 
 
 class EMA(WeightAveraging):
@@ -35,7 +35,11 @@ class EMA(WeightAveraging):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            check_whole_weights(trainer.strategy)
+            if isinstance(trainer.strategy, SHARDED):
+                raise UserError(
+                    f"ema_decay needs whole weights and {type(trainer.strategy).__name__} keeps "
+                    "shards of them; use trainer=ddp or ema_decay=null"
+                )
             self._average_model = _Average(pl_module, self.decay)
             self._in_use = False
 
@@ -80,11 +84,8 @@ class _Average(AveragedModel):
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages, current = (
-            [tensor.detach() for tensor in chain(module.parameters(), module.buffers())]
-            for module in (self.module, model)
-        )
-        pairs = list(zip(averages, current, strict=True))
+        both = (chain(module.parameters(), module.buffers()) for module in (self.module, model))
+        pairs = list(zip(*both, strict=True))
         floats = [pair for pair in pairs if pair[0].is_floating_point()]
         get_ema_multi_avg_fn(decay)(*map(list, zip(*floats, strict=True)), self.n_averaged)
         for average, now in pairs:

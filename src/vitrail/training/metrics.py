@@ -42,14 +42,10 @@ class ClassificationMetrics(Metric):
         """acc, loss, count, confusion (true x predicted, on the CPU); acc_top5 if classes > 5."""
         confusion = self.confusion.cpu()
         count = int(confusion.sum())
-        top5 = {"acc_top5": self.hits.item() / count} if len(confusion) > TOP else {}
-        return {
-            "acc": int(confusion.trace()) / count,
-            **top5,
-            "loss": self.loss.item() / count,
-            "count": count,
-            "confusion": confusion,
-        }
+        found = {"acc": int(confusion.trace()) / count, "loss": self.loss.item() / count}
+        if len(confusion) > TOP:
+            found["acc_top5"] = self.hits.item() / count
+        return found | {"count": count, "confusion": confusion}
 
 
 class RunningMeans:

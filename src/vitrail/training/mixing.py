@@ -19,11 +19,8 @@ class Mixing:
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
             if alpha is not None and alpha < 0:
                 raise UserError(f"classifier.{name} must be >= 0, got {alpha}")
-        self.ways = [
-            way(alpha=alpha, num_classes=classes)
-            for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
-            if alpha
-        ]
+        ways = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
+        self.ways = [way(alpha=alpha, num_classes=classes) for way, alpha in ways if alpha]
         self._mix = v2.RandomChoice(self.ways) if self.ways else v2.Identity()
 
     def __call__(
@@ -31,8 +28,8 @@ class Mixing:
     ) -> tuple[Tensor, Tensor]:
         """images (B, 3, H, W) and labels (B,) -> images and targets (B, classes), or (B,) unmixed.
 
-        A batch of one has no neighbour and stays as it is. Padded batches are refused: the share of
-        a picture that is seen would no longer be the share that its label gets.
+        A batch of one has no neighbour and stays as it is. Padded batches are refused, because the
+        share of a picture that is seen would differ from the share that its label gets.
         """
         if not self.ways or len(images) == 1:
             return images, labels

@@ -8,16 +8,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from timm import optim
 from timm.models import group_parameters
-from timm.optim import (
-    Muon,
-    create_optimizer_v2,
-    get_optimizer_class,
-    get_optimizer_info,
-    list_optimizers,
-    param_groups_layer_decay,
-    param_groups_weight_decay,
-)
 from timm.utils import unwrap_model
 from torch import nn
 from torch.optim import Optimizer
@@ -36,8 +28,7 @@ class Optim:
     Args:
         name: an optimizer of timm, see `timm.optim.list_optimizers()`.
         lr: the peak rate.
-        weight_decay: not applied to biases, 1-D tensors and what `no_weight_decay()` of the model
-            names.
+        weight_decay: not of biases, 1-D tensors and what the model's `no_weight_decay()` names.
         layer_decay: a layer's rate is this times the rate of the layer above; None: one rate.
         options: further arguments of the optimizer, such as betas.
         schedule: of the rate.
@@ -55,25 +46,20 @@ class Optim:
 
     def __post_init__(self):
         _check_name(self.name)
-        known = inspect.signature(self._optimizer).parameters.keys()
+        known = inspect.signature(_class_of(self.name)).parameters.keys()
         known -= {"params", "lr", "weight_decay"}
-        for option in self.options:
-            if option not in known:
-                near = get_close_matches(option, known) or sorted(known)
-                raise UserError(
-                    f"optim.options.{option} is not an argument of {self.name}; use "
-                    f"{', '.join(near)}, or leave it out: ~optim.options.{option}"
-                )
+        for option in sorted(self.options.keys() - known):
+            near = get_close_matches(option, known) or sorted(known)
+            raise UserError(
+                f"optim.options.{option} is not an argument of {self.name}; use "
+                f"{', '.join(near)}, or leave it out: ~optim.options.{option}"
+            )
         if self.lr <= 0:
             raise UserError(f"optim.lr must be > 0, got {self.lr}")
         if self.weight_decay < 0:
             raise UserError(f"optim.weight_decay must be >= 0, got {self.weight_decay}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UserError(f"optim.layer_decay must be in (0, 1] or null, got {self.layer_decay}")
-
-    @property
-    def _optimizer(self) -> type[Optimizer]:
-        return get_optimizer_class(self.name, bind_defaults=False)
 
     def build(
         self,
@@ -87,8 +73,7 @@ class Optim:
 
         Args:
             model: may be wrapped.
-            total_steps: see `WarmupCosine.attach`.
-            elapsed: likewise.
+            total_steps, elapsed: see `WarmupCosine.attach`.
             fused: use torch's fused kernels where the optimizer has them (AdamW on 22 M parameters
                 and 2 CPU cores: 16 ms a step instead of 100). A gradient scaler forbids them where
                 gradients are clipped.
@@ -96,14 +81,9 @@ class Optim:
         Raises:
             UserError: a training without end, or layer decay for a model without ordered layers.
         """
-        optimizer = create_optimizer_v2(
-            self.groups(model),
-            opt=self.name,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            **{"fused": True} if fused and self._has_fused(model) else {},
-            **self.options,
-        )
+        options = {"fused": True} if fused and self._has_fused(model) else {}
+        options |= {"lr": self.lr, "weight_decay": self.weight_decay, **self.options}
+        optimizer = optim.create_optimizer_v2(self.groups(model), opt=self.name, **options)
         return optimizer, self.schedule.attach(optimizer, total_steps, elapsed)
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -115,12 +95,12 @@ class Optim:
         kept = {name for name, _ in model.named_parameters() if name.endswith("bias")}
         kept |= model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
         how = {"weight_decay": self.weight_decay, "no_weight_decay_list": kept}
-        if issubclass(self._optimizer, Muon):
+        if issubclass(_class_of(self.name), optim.Muon):
             how["fallback_list"] = kept | _ends(model)
         if self.layer_decay is None:
-            groups = param_groups_weight_decay(model, **how)
+            groups = optim.param_groups_weight_decay(model, **how)
         elif hasattr(model, "group_matcher"):
-            groups = param_groups_layer_decay(model, layer_decay=self.layer_decay, **how)
+            groups = optim.param_groups_layer_decay(model, layer_decay=self.layer_decay, **how)
         else:
             raise UserError(
                 f"optim.layer_decay={self.layer_decay} needs a model that orders its layers "
@@ -132,12 +112,11 @@ class Optim:
         return groups
 
     def _has_fused(self, model: nn.Module) -> bool:
+        # AdamW is an Adam; torch's fused SGD takes no shards.
+        adam = issubclass(_class_of(self.name), torch.optim.Adam)
+        chosen = self.options.keys() & {"fused", "foreach", "differentiable"}
         devices = {parameter.device.type for parameter in model.parameters()}
-        return (
-            issubclass(self._optimizer, torch.optim.Adam)  # AdamW is one; fused SGD takes no shards
-            and devices <= {"cpu", "cuda", "mps"}
-            and not self.options.keys() & {"fused", "foreach", "differentiable"}
-        )
+        return adam and not chosen and devices <= {"cpu", "cuda", "mps"}
 
 
 def _ends(model: nn.Module) -> set[str]:
@@ -153,11 +132,15 @@ def _ends(model: nn.Module) -> set[str]:
     return {name for name, depth in depths.items() if depth in ends} - hidden
 
 
+def _class_of(name: str) -> type[Optimizer]:
+    return optim.get_optimizer_class(name, bind_defaults=False)
+
+
 def _check_name(name: str) -> None:
-    if name not in list_optimizers():
-        near = get_close_matches(name, list_optimizers()) or ["adamw", "muon"]
+    if name not in optim.list_optimizers():
+        near = get_close_matches(name, optim.list_optimizers()) or ["adamw", "muon"]
         raise UserError(f"optim.name={name} does not exist in timm; use {' or '.join(near)}")
-    info = get_optimizer_info(name)
+    info = optim.get_optimizer_info(name)
     if info.second_order:
         raise UserError(f"optim.name={name} needs second derivatives, not supported; use adamw")
     if isinstance(info.opt_class, str):  # of a package that timm imports on demand

@@ -28,15 +28,10 @@ CPU_BF16 = ("amx_bf16", "avx512_bf16", "sve_bf16", "bf16")  # x86's two, then AR
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A precision in torch's terms, for what Lightning does not drive.
+    """A precision in torch's terms, for what Lightning does not drive."""
 
-    Args:
-        dtype: of weights and images.
-        autocast: what operations are cast to, None where nothing is.
-    """
-
-    dtype: torch.dtype
-    autocast: torch.dtype | None
+    dtype: torch.dtype  # of weights and images
+    autocast: torch.dtype | None  # what operations are cast to
 
     @classmethod
     def of(cls, precision: str) -> "Arithmetic":
@@ -66,26 +61,19 @@ def attention_dtype(precision: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What decides the precision on a device.
+    """What decides the precision on a device."""
 
-    Args:
-        device: torch's device type.
-        name: for messages.
-        bf16: what computes bf16 natively, None where nothing does; emulation does not count.
-    """
-
-    device: str
-    name: str
-    bf16: str | None
+    device: str  # torch's device type
+    name: str  # for messages
+    bf16: str | None  # what computes bf16 natively, if anything does; emulation does not count
 
     @classmethod
     def of(cls, device: torch.device) -> "Hardware":
         """The description of a device of this machine."""
         if device.type == "cuda":
             native = torch.cuda.is_bf16_supported(including_emulation=False)
-            return cls(
-                "cuda", torch.cuda.get_device_name(device), "tensor cores" if native else None
-            )
+            name = torch.cuda.get_device_name(device)
+            return cls("cuda", name, "tensor cores" if native else None)
         if device.type == "cpu":
             capabilities = torch.cpu.get_capabilities()
             native = [name for name in CPU_BF16 if capabilities.get(name)]
@@ -97,12 +85,8 @@ class Hardware:
 def choose(precision: str | int, hardware: Hardware) -> tuple[str, str]:
     """The name for Lightning's `Trainer(precision=…)`, and the reason.
 
-    Args:
-        precision: `auto`, or one of Lightning's names or aliases, which is then kept.
-        hardware: that the run computes on.
-
-    Raises:
-        UserError: an unknown name, or one that this hardware cannot serve.
+    Any of Lightning's names or aliases but `auto` is kept. Raises UserError for an unknown name and
+    for one that this hardware cannot serve.
     """
     if precision == "auto":
         if hardware.bf16 is None:

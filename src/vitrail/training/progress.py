@@ -1,5 +1,6 @@
 """What a run shows and logs of its progress: losses, speed, time and memory."""
 
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -93,7 +94,7 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._window.running:
+        if self._window.since is None:
             self._window.start(trainer)
             return
         self._images += len(batch[0])
@@ -135,20 +136,16 @@ class _Stopwatch:
 
     def __init__(self):
         self.seconds = 0.0
-        self._since: float | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._since is not None
+        self.since: float | None = None  # while it runs
 
     def start(self, trainer: Trainer) -> None:
-        if self._since is None:
-            self._since = _now(trainer)
+        if self.since is None:
+            self.since = _now(trainer)
 
     def stop(self, trainer: Trainer) -> None:
-        if self._since is not None:
-            self.seconds += _now(trainer) - self._since
-            self._since = None
+        if self.since is not None:
+            self.seconds += _now(trainer) - self.since
+            self.since = None
 
 
 class PeakMemory(Callback):
@@ -171,20 +168,15 @@ def peak_mib(device: torch.device) -> float | None:
     """See `PeakMemory`; None where it is not counted, as in some Linux sandboxes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
-    if not PROCESS_STATUS.exists():
-        return None
-    lines = PROCESS_STATUS.read_text(encoding="utf-8").splitlines()
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
-    return None if kib is None else kib / 1024
+    status = PROCESS_STATUS.read_text(encoding="utf-8") if PROCESS_STATUS.exists() else ""
+    kib = re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)
+    return int(kib[1]) / 1024 if kib else None
 
 
 def _formatted(trainer: Trainer, metrics: Mapping[str, tuple[str, str]]) -> dict[str, str]:
     found = trainer.callback_metrics
-    return {
-        label: format(found[metric].item(), form)
-        for metric, (label, form) in metrics.items()
-        if metric in found
-    }
+    shown = [(found[name].item(), *how) for name, how in metrics.items() if name in found]
+    return {label: format(value, form) for value, label, form in shown}
 
 
 def _epoch(trainer: Trainer) -> str:

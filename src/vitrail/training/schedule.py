@@ -16,9 +16,9 @@ TIMED_STEPS = 10_000  # into which a training that only time ends is divided
 class WarmupCosine:
     """Linear warm-up to the peak, then half a cosine down (Loshchilov & Hutter 2017).
 
-    Schedules count optimizer steps. Under `trainer.max_time` a training may end before its last
-    step: the rate then follows the larger of two shares, that of the steps and that of the time,
-    and reaches `final` with whichever limit comes first. A resumed run goes on from both.
+    Counts optimizer steps. Under `trainer.max_time` the rate follows the larger of two shares, that
+    of the steps and that of the time, and reaches `final` with whichever limit comes first. A
+    resumed run goes on from both.
 
     Args:
         warmup: share of the training that the rise takes, in [0, 1].
@@ -45,27 +45,21 @@ class WarmupCosine:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * fallen)) / 2
 
     def attach(
-        self,
-        optimizer: Optimizer,
-        total_steps: float,
-        elapsed: Callable[[], float] | None = None,
+        self, optimizer: Optimizer, total_steps: float, elapsed: Callable[[], float] | None = None
     ) -> LambdaLR:
         """A scheduler to be stepped after every optimizer step; groups keep their own peaks.
 
         Args:
             optimizer: whose groups hold their peaks as `lr`.
             total_steps: may be infinite where the time is limited.
-            elapsed: the share of the time that has passed, alike in every process; None where the
-                time is not limited.
+            elapsed: the share of a limited time that has passed, alike in every process.
 
         Raises:
             UserError: neither steps nor time are limited.
         """
         if math.isinf(total_steps) and elapsed is None:
-            raise UserError(
-                "the learning rate needs an end to fall to; set trainer.max_epochs, "
-                "trainer.max_steps or trainer.max_time"
-            )
+            limits = "trainer.max_epochs, trainer.max_steps or trainer.max_time"
+            raise UserError(f"the learning rate needs an end to fall to; set {limits}")
         total = TIMED_STEPS if math.isinf(total_steps) else int(total_steps)
 
         def factor(step: int) -> float:

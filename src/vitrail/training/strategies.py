@@ -1,15 +1,10 @@
 """Weights, gradients and optimizer states split over the processes (Zhao et al. 2023)."""
 
-from pytorch_lightning.strategies import (
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    Strategy,
-)
+from pytorch_lightning.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from vitrail.errors import UserError
+SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # no process has all weights
 
 
 class FSDP(ModelParallelStrategy):
@@ -36,12 +31,3 @@ class FSDP(ModelParallelStrategy):
         for block in getattr(network, "blocks", ()):
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
-
-
-def check_whole_weights(strategy: Strategy) -> None:
-    """Raise UserError where no process holds all the weights, so that none can average them."""
-    if isinstance(strategy, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)):
-        raise UserError(
-            f"ema_decay needs whole weights and {type(strategy).__name__} keeps a shard in each "
-            "process; use trainer=ddp or ema_decay=null"
-        )
