@@ -70,21 +70,25 @@ def trainer(tmp_path):
     """trainer(max_epochs=…, …) -> Trainer on one CPU process."""
 
     def build(**given) -> Trainer:
-        values = {
-            "accelerator": "cpu",
-            "devices": 1,
-            "logger": CSVLogger(tmp_path),
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "use_distributed_sampler": False,
-            "inference_mode": False,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": 1,
-        }
-        return Trainer(**values | given)
+        values = {"accelerator": "cpu", "devices": 1, "logger": CSVLogger(tmp_path)}
+        off = ("checkpointing", "progress_bar", "model_summary")
+        values |= {f"enable_{name}": False for name in off}
+        values |= {"use_distributed_sampler": False, "inference_mode": False}
+        return Trainer(**values | {"num_sanity_val_steps": 0, "log_every_n_steps": 1} | given)
 
     return build
+
+
+@pytest.fixture
+def fit(trainer, batched):
+    """fit(model, data, …) -> the Trainer, after an epoch of `data`, validated on the same."""
+
+    def run(model, data: DataLoader | None = None, *, ckpt_path=None, **given) -> Trainer:
+        fitted, data = trainer(**{"max_epochs": 1} | given), data or batched(10, 4)
+        fitted.fit(model, data, data, ckpt_path=ckpt_path)
+        return fitted
+
+    return run
 
 
 READ = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.bincount.default}

@@ -5,6 +5,7 @@ Started once, by Lightning once more for every further process; each writes what
 
 import json
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -46,17 +47,13 @@ class Centre(nn.Module):
 class Network(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12), nn.GELU(), Centre())
-            for _ in range(2)
-        )
+        block = nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12), nn.GELU(), Centre())
+        self.blocks = nn.ModuleList([block, deepcopy(block)])
         self.head = nn.Linear(12, 7)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images.flatten(1)  # (B, 12)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        first, second = self.blocks
+        return self.head(second(first(images.flatten(1))))  # (B, 12) -> (B, 7)
 
 
 class Shards(LightningDataModule):
@@ -75,9 +72,7 @@ class Shards(LightningDataModule):
         return self.share(61)
 
 
-def train(
-    name: str, processes: int, folder: Path, ckpt_path: Path | None = None
-) -> tuple[Trainer, Classifier]:
+def train(name: str, processes: int, folder: Path, ckpt_path: Path | None = None) -> Trainer:
     """Two epochs under configs/trainer/<name>.yaml, or the rest of them; a checkpoint of each."""
     seed_everything(0, verbose=False)
     model = Classifier(
@@ -93,25 +88,19 @@ def train(
         config = compose(f"trainer/{name}", ["+deterministic=false"]).trainer
     config.update(accelerator="cpu", devices=processes, max_epochs=2, log_every_n_steps=1)
     ema = [] if name == "fsdp" else [EMA(0.9)]
-    saving = ModelCheckpoint(
-        folder / "checkpoints", "{epoch}", save_top_k=-1, auto_insert_metric_name=False
-    )
-    trainer = instantiate(
-        config, logger=CSVLogger(folder), callbacks=[*ema, Progress(), Throughput(), saving]
-    )
+    how = {"filename": "{epoch}", "save_top_k": -1, "auto_insert_metric_name": False}
+    callbacks = [*ema, Progress(), Throughput(), ModelCheckpoint(folder / "checkpoints", **how)]
+    trainer = instantiate(config, logger=CSVLogger(folder), callbacks=callbacks)
     trainer.fit(model, datamodule=Shards(), ckpt_path=ckpt_path)
-    return trainer, model
+    return trainer
 
 
 def main(name: str, processes: str, folder: str) -> None:
     straight, resumed = Path(folder, "straight"), Path(folder, "resumed")
-    trainer, model = train(name, int(processes), straight)
-    report = model.report("val")
-    found = {
-        "batches": len(trainer.val_dataloaders),
-        "report": {key: report[key] for key in ("acc", "loss", "count")},
-        "confusion": report["confusion"].tolist(),
-    }
+    trainer = train(name, int(processes), straight)
+    report = trainer.lightning_module.report("val")
+    confusion = report.pop("confusion").tolist()
+    found = {"batches": len(trainer.val_dataloaders), "report": report, "confusion": confusion}
     Path(folder, f"rank-{trainer.global_rank}.json").write_text(json.dumps(found))
     train(name, int(processes), resumed, straight / "checkpoints/0.ckpt")
 

@@ -19,22 +19,11 @@ def test_mixed_and_smoothed_targets_are_what_the_papers_say():
     mixing = Mixing(mixup=0.8, cutmix=None, classes=10)
     _, targets = mixing(torch.randn(2, 3, 4, 6), torch.tensor([0, 1]), None)
     logits = torch.eye(10)  # the loss is linear in the targets: read them off, one class at a time
-    per_class = torch.stack(
-        [F.cross_entropy(1e4 * row[None], targets[:1], label_smoothing=0.1) for row in logits]
-    )
-    smoothed = 1 - per_class / 1e4
-    expected = torch.full((10,), 0.01).index_put(
-        (torch.tensor([0, 1]),), torch.tensor([0.28, 0.64])
-    )
-    torch.testing.assert_close(smoothed, expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.usefixtures("lambda_is_03")
-def test_equal_logits_give_ln_10_whatever_the_targets():
-    mixing = Mixing(mixup=0.8, cutmix=None, classes=10)
-    _, targets = mixing(torch.randn(2, 3, 4, 6), torch.tensor([0, 1]), None)
+    losses = [F.cross_entropy(1e4 * row[None], targets[:1], label_smoothing=0.1) for row in logits]
+    expected = torch.tensor([0.28, 0.64] + [0.01] * 8)
+    torch.testing.assert_close(1 - torch.stack(losses) / 1e4, expected, atol=1e-4, rtol=0)
     loss = F.cross_entropy(torch.zeros(2, 10), targets, label_smoothing=0.1)
-    assert loss.item() == pytest.approx(math.log(10), rel=1e-6)
+    assert loss.item() == pytest.approx(math.log(10), rel=1e-6), "equal logits give ln 10"
 
 
 @pytest.mark.usefixtures("lambda_is_03")
@@ -62,17 +51,11 @@ def test_with_both_each_batch_takes_one_of_them():
     assert 5 < sum(pasted) < 35
 
 
-@pytest.mark.parametrize("alphas", [{"mixup": None, "cutmix": None}, {"mixup": 0.0, "cutmix": 0.0}])
-def test_without_an_alpha_a_batch_stays_as_it_is(alphas):
-    images, labels = torch.randn(4, 3, 4, 6), torch.arange(4)
-    mixed, targets = Mixing(**alphas, classes=4)(images, labels, torch.ones(4, 4, 6).bool())
-    assert mixed is images
-    assert targets is labels
-
-
-def test_a_batch_of_one_stays_as_it_is():
-    images, labels = torch.randn(1, 3, 4, 6), torch.tensor([2])
-    mixed, targets = Mixing(mixup=0.8, cutmix=1.0, classes=3)(images, labels, None)
+@pytest.mark.parametrize("mixup, cutmix, count", [(None, None, 4), (0.0, 0.0, 4), (0.8, 1.0, 1)])
+def test_a_batch_of_one_and_one_without_an_alpha_stay_as_they_are(mixup, cutmix, count):
+    images, labels = torch.randn(count, 3, 4, 6), torch.arange(count)
+    mixing = Mixing(mixup=mixup, cutmix=cutmix, classes=4)
+    mixed, targets = mixing(images, labels, None if mixup else torch.ones(count, 4, 6).bool())
     assert mixed is images
     assert targets is labels
 

@@ -37,15 +37,11 @@ def swin() -> nn.Module:
 
 
 def by_name(optimizer, model) -> dict[str, dict]:
-    """What the optimizer holds for each parameter of the model, and that it holds each once."""
+    """The group of each parameter of the model, which the optimizer holds once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    held = [
-        (names[id(parameter)], {key: value for key, value in group.items() if key != "params"})
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
-    assert sorted(name for name, _ in held) == sorted(names.values())
-    return dict(held)
+    pairs = [(names[id(p)], group) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(name for name, _ in pairs) == sorted(names.values())
+    return dict(pairs)
 
 
 def decayed(optimizer, model) -> set[str]:
@@ -80,43 +76,27 @@ def wrapped_in_ddp(model: nn.Module) -> nn.Module:
     return ddp
 
 
-def compiled_in_place(model: nn.Module) -> nn.Module:
-    model.compile()
-    return model
+WRAPPERS = {
+    "compiled": torch.compile,
+    "compiled in place": lambda model: model.compile() or model,
+    "in DDP": wrapped_in_ddp,
+    "averaged": AveragedModel,
+}
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [compiled_in_place, torch.compile, wrapped_in_ddp, AveragedModel],
-    ids=lambda f: f.__name__,
-)
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
 def test_wrapping_a_model_changes_no_group(wrap, name, layer_decay, optim):
-    model = vit()
-    wrapped = wrap(copy.deepcopy(model))
-    optim = optim(name=name, layer_decay=layer_decay)
-
-    def groups(model):
-        return [
-            (group["lr"], group["weight_decay"], [tuple(p.shape) for p in group["params"]])
-            for group in optim.build(model, 10)[0].param_groups
+    model, optim = vit(), optim(name=name, layer_decay=layer_decay)
+    plain, wrapped = (
+        [
+            (group["lr"], group["weight_decay"], [p.shape for p in group["params"]])
+            for group in optim.build(one, 10)[0].param_groups
         ]
-
-    assert groups(wrapped) == groups(model)
-
-
-def test_a_step_without_gradients_scales_matrices_by_099_and_leaves_the_rest(optim):
-    model = vit()
-    before = copy.deepcopy(model.state_dict())
-    optimizer, _ = optim(lr=0.1, weight_decay=0.1).build(model, 10)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    matrices = decayed(optimizer, model)
-    for name, parameter in model.named_parameters():
-        expected = before[name] * (0.99 if name in matrices else 1.0)
-        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
+        for one in (model, wrap(copy.deepcopy(model)))
+    )
+    assert wrapped == plain
 
 
 def test_layer_decay_scales_the_rate_itself_and_the_schedule_keeps_the_ratio(optim):
@@ -128,12 +108,13 @@ def test_layer_decay_scales_the_rate_itself_and_the_schedule_keeps_the_ratio(opt
         "blocks.0.attn.qkv.weight": 0.2, "blocks.1.mlp.fc1.bias": 0.4, "norm.weight": 0.4,
         "head.weight": 0.8, "head.bias": 0.8,
     }  # fmt: skip
-    rates = {name: group["lr"] for name, group in by_name(optimizer, model).items()}
+    groups = by_name(optimizer, model)
+    rates = {name: group["lr"] for name, group in groups.items()}
     assert {name: rates[name] for name in expected} == pytest.approx(expected)
     optimizer.step()
     scheduler.step()
-    halves = {name: group["lr"] for name, group in by_name(optimizer, model).items()}
-    assert halves == pytest.approx({name: rate / 2 for name, rate in rates.items()})
+    for name, group in groups.items():
+        assert group["lr"] == pytest.approx(rates[name] / 2)
 
 
 def test_layer_decay_of_a_model_without_layers_is_refused(optim):
@@ -144,13 +125,10 @@ def test_layer_decay_of_a_model_without_layers_is_refused(optim):
 @pytest.mark.parametrize(
     "make, hidden",
     [
-        (vit, set()),
-        (timm_vit, set()),
-        (partial(vit, stem="conv"), {"convs.3", "proj"}),
-        (
-            partial(vit, stem="pool"),
-            {f"stages.{stage}.{conv}" for stage in (0, 1) for conv in (0, 4)},
-        ),
+        (vit, []),
+        (timm_vit, []),
+        (partial(vit, stem="conv"), ["convs.3", "proj"]),
+        (partial(vit, stem="pool"), ["stages.0.0", "stages.0.4", "stages.1.0", "stages.1.4"]),
     ],
     ids=["vit", "timm", "conv stem", "pool stem"],
 )
@@ -172,8 +150,7 @@ def test_muon_turns_the_matrices_of_the_blocks_and_convolutions_that_read_no_pix
 def test_frozen_parameters_are_left_out(optim):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    held = [p for group in optim().build(model, 10)[0].param_groups for p in group["params"]]
-    assert {id(parameter) for parameter in held} == {id(p) for p in model[1].parameters()}
+    assert by_name(optim().build(model, 10)[0], model[1]).keys() == {"weight", "bias"}
 
 
 def test_the_fused_step_is_taken_where_torch_has_one_and_nothing_forbids_it(optim):
@@ -206,7 +183,7 @@ def test_any_optimizer_of_timm_takes_a_step(name, optim):
         ({"name": "fusedlamb"}, "needs a CUDA device and the package apex"),
         (
             {"options": {"beta": 1}},
-            r"optim\.options\.beta is not an argument of adamw; use betas, or leave",
+            r"optim\.options\.beta is not an argument of adamw; use betas, or",
         ),
         ({"options": {"lr": 1}}, r"optim\.options\.lr is not an argument of adamw"),
         ({"layer_decay": 1.5}, r"optim\.layer_decay must be in \(0, 1\] or null, got 1.5"),
