@@ -1,8 +1,7 @@
 """Small datasets on disk in the layouts of the real ones, and data built from configs."""
 
 import pickle
-import tarfile
-import zipfile
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,17 @@ def paint_folder(paint: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def build_folder(build, paint_folder, tmp_path) -> Callable[..., ImageData]:
+    """`build_folder(["train/a", …], 3, "data.seed=1", …)`: data of three images in each folder."""
+
+    def painted(folders: Sequence[str], images: int, *overrides: str) -> ImageData:
+        paint_folder(tmp_path, folders, images)
+        return build("image_folder", f"data.root={tmp_path}", "data.workers=0", *overrides)
+
+    return painted
+
+
+@pytest.fixture
 def noise_images() -> Callable[..., Images]:
     """`noise_images(n, height, width)`: images in RAM, image i of class i % 2."""
 
@@ -83,18 +93,13 @@ def write_cifar(root: Path, *, hundred: bool = False, images: int = 4) -> Path:
     """
     folder = root / ("cifar-100-python" if hundred else "cifar-10-batches-py")
     folder.mkdir(parents=True)
-    batches = ["train", "test"] if hundred else [f"data_batch_{i}" for i in range(1, 6)]
-    batches += [] if hundred else ["test_batch"]
-    for file, name in enumerate(batches):
+    files = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+    for file, name in enumerate(["train", "test"] if hundred else files):
         values = (10 * file + np.arange(images)).astype(np.uint8)
-        content: dict[str, Any] = {
-            "batch_label": name,
-            "filenames": [f"{i}.png" for i in range(images)],
-            "data": np.repeat(values[:, None], 3 * 32 * 32, axis=1),
-        }
+        content = {"batch_label": name, "data": np.repeat(values[:, None], 3 * 32 * 32, axis=1)}
         if hundred:
-            content["coarse_labels"] = [0] * images
-            content["fine_labels"] = [(7 * i) % 100 for i in range(images)]
+            fine = [(7 * i) % 100 for i in range(images)]
+            content |= {"coarse_labels": [0] * images, "fine_labels": fine}
         else:
             content["labels"] = [i % 10 for i in range(images)]
         _dump(folder / name, content)
@@ -129,16 +134,16 @@ def write_tiny_imagenet(root: Path, paint: Callable[..., Path]) -> Path:
     return folder
 
 
-def pack(folder: Path, archive: Path) -> Path:
-    """Pack a folder the way its archive holds it, and remove nothing."""
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive, "w") as packed:
-            for path in sorted(folder.rglob("*")):
-                packed.write(path, path.relative_to(folder.parent))
-    else:
-        with tarfile.open(archive, "w:gz") as packed:
-            packed.add(folder, folder.name)
-    return archive
+@pytest.fixture
+def packed() -> Callable[[Path, Path], Path]:
+    """`packed(folder, archive)`: pack a folder the way its archive holds it, and remove nothing."""
+
+    def pack(folder: Path, archive: Path) -> Path:
+        kind = "zip" if archive.suffix == ".zip" else "gztar"
+        made = shutil.make_archive(str(archive.with_name("made")), kind, folder.parent, folder.name)
+        return Path(made).rename(archive)
+
+    return pack
 
 
 @pytest.fixture
@@ -147,30 +152,21 @@ def official_cifar() -> Callable[..., Path]:
 
 
 @pytest.fixture
-def packed() -> Callable[[Path, Path], Path]:
-    return pack
-
-
-@pytest.fixture
 def write_dataset(
     paint: Callable[..., Path], paint_folder: Callable[..., Path]
 ) -> Callable[[str, Path], Path]:
     """`write_dataset("cifar10", root)`: a small dataset in the layout that its config expects."""
-    writers = {
-        "cifar10": lambda root: write_cifar(root),
-        "cifar100": lambda root: write_cifar(root, hundred=True),
-        "imagenette": lambda root: paint_folder(
-            root / "imagenette2-160",
-            [
-                f"{split}/{wnid}"
-                for split in ("train", "val")
-                for wnid in ("n01440764", "n03888257")
-            ],
-            2,
-        ),
-        "tiny_imagenet": lambda root: write_tiny_imagenet(root, paint),
-        "image_folder": lambda root: paint_folder(root, ["train/a", "train/b", "test/a"], 2),
-        "digits": lambda root: root,
-        "synthetic": lambda root: root,
-    }
-    return lambda name, root: writers[name](root)
+
+    def write(name: str, root: Path) -> Path:
+        if name.startswith("cifar"):
+            return write_cifar(root, hundred=name == "cifar100")
+        if name == "tiny_imagenet":
+            return write_tiny_imagenet(root, paint)
+        if name == "imagenette":
+            folders = ["train/n01440764", "train/n03888257", "val/n01440764", "val/n03888257"]
+            return paint_folder(root / "imagenette2-160", folders, 2)
+        if name == "image_folder":
+            return paint_folder(root, ["train/a", "train/b", "test/a"], 2)
+        return root
+
+    return write

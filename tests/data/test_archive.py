@@ -38,17 +38,22 @@ def published(tmp_path: Path, monkeypatch) -> Iterator[tuple[Path, str]]:
 
 
 @pytest.fixture
-def cifar(published, official_cifar, packed, tmp_path, monkeypatch) -> CIFAR10:
-    """CIFAR-10 whose archive is a small one on the server, and an empty root."""
-    folder, address = published
-    path = packed(official_cifar(tmp_path / "made"), folder / "cifar-10-python.tar.gz")
-    archive = replace(CIFAR10.archive, url=f"{address}/{path.name}", md5=md5(path))
-    monkeypatch.setattr(CIFAR10, "archive", archive)
-    return CIFAR10(root=tmp_path / "root", download=True)
+def publish(published, packed, tmp_path, monkeypatch):
+    """`publish(dataset, folder)`: one whose archive is a small one on the server; an empty root."""
+
+    def build(dataset: type, folder: Path):
+        path = packed(folder, published[0] / Path(dataset.archive.url).name)
+        md5 = hashlib.md5(path.read_bytes()).hexdigest()
+        archive = replace(dataset.archive, url=f"{published[1]}/{path.name}", md5=md5)
+        monkeypatch.setattr(dataset, "archive", archive)
+        return dataset(root=tmp_path / "root", download=True)
+
+    return build
 
 
-def md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes()).hexdigest()
+@pytest.fixture
+def cifar(publish, official_cifar, tmp_path) -> CIFAR10:
+    return publish(CIFAR10, official_cifar(tmp_path / "made"))
 
 
 def names(folder: Path) -> list[str]:
@@ -115,13 +120,7 @@ def test_an_incomplete_folder_is_named_and_not_taken_for_the_dataset(cifar):
         cifar.prepare()
 
 
-def test_a_zip_is_unpacked_too(published, write_dataset, packed, tmp_path, monkeypatch):
-    folder, address = published
-    path = packed(
-        write_dataset("tiny_imagenet", tmp_path / "made"), folder / "tiny-imagenet-200.zip"
-    )
-    archive = replace(TinyImageNet.archive, url=f"{address}/{path.name}", md5=md5(path))
-    monkeypatch.setattr(TinyImageNet, "archive", archive)
-    tiny = TinyImageNet(root=tmp_path / "root", download=True)
+def test_a_zip_is_unpacked_too(publish, write_dataset, tmp_path):
+    tiny = publish(TinyImageNet, write_dataset("tiny_imagenet", tmp_path / "made"))
     tiny.prepare()
     assert len(tiny.read().images["train"]) == 6

@@ -10,23 +10,19 @@ from vitrail.data.batches import Batches
 from vitrail.data.images import Images
 from vitrail.data.resize import CenterCrop, FitInside
 
-STRONG = {
-    "scale": [0.2, 0.8],
-    "auto": "trivial",
-    "crop_padding": 3,
-    "padding_mode": "constant",
-    "flip": True,
-    "erase": 0.5,
-}
+STRONG = {"scale": [0.2, 0.8], "auto": "trivial", "crop_padding": 3, "padding_mode": "constant"}
+STRONG |= {"flip": True, "erase": 0.5}
 
 
 @pytest.fixture
-def one_image_sixteen_times(paint, tmp_path):
-    """A folder of 16 copies of one photograph."""
+def strong(build, paint, tmp_path):
+    """`strong("data.seed=1", …)`: 16 copies of one photograph, augmented by all there is."""
     for copy in range(16):
         paint(tmp_path / "train" / "a" / f"{copy:02}.png", 24, 32)
         paint(tmp_path / "val" / "a" / f"{copy:02}.png", 24, 32)
-    return tmp_path
+    knobs = [f"data.augment.{knob}={value}" for knob, value in STRONG.items()]
+    knobs += [f"data.root={tmp_path}", "data.image_size=16", "data.batch_size=5", "data.workers=0"]
+    return lambda *overrides: build("image_folder", *knobs, *overrides)
 
 
 def two_epochs(data):
@@ -38,39 +34,26 @@ def two_epochs(data):
     return torch.stack(epochs)
 
 
-def strong(build, root, *overrides):
-    knobs = [f"data.augment.{knob}={value}" for knob, value in STRONG.items()]
-    size = ["data.image_size=16", "data.batch_size=5", "data.workers=0"]
-    return build("image_folder", f"data.root={root}", *knobs, *size, *overrides)
-
-
 @pytest.mark.parametrize("cache", ["true", "false"])
-def test_copies_of_one_image_all_differ_within_and_between_epochs(
-    cache, build, one_image_sixteen_times
-):
-    epochs = two_epochs(strong(build, one_image_sixteen_times, f"data.cache={cache}"))
+def test_copies_of_one_image_all_differ_within_and_between_epochs(cache, strong):
+    epochs = two_epochs(strong(f"data.cache={cache}"))
     assert epochs.shape == (2, 15, 3, 16, 16)
     assert len({image.numpy().tobytes() for image in epochs.flatten(0, 1)}) == 30
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize("cache", ["true", "false"])
-def test_workers_change_nothing(cache, build, one_image_sixteen_times):
+def test_workers_change_nothing(cache, strong):
     alone, two, four = (
-        two_epochs(
-            strong(build, one_image_sixteen_times, f"data.cache={cache}", f"data.workers={workers}")
-        )
+        two_epochs(strong(f"data.cache={cache}", f"data.workers={workers}"))
         for workers in (0, 2, 4)
     )
     assert torch.equal(alone, two)
     assert torch.equal(alone, four)
 
 
-def test_a_second_run_is_identical_and_another_seed_is_not(build, one_image_sixteen_times):
-    first, again, other = (
-        two_epochs(strong(build, one_image_sixteen_times, f"data.seed={seed}"))
-        for seed in (0, 0, 1)
-    )
+def test_a_second_run_is_identical_and_another_seed_is_not(strong):
+    first, again, other = (two_epochs(strong(f"data.seed={seed}")) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -82,24 +65,18 @@ def test_an_augmented_image_does_not_depend_on_the_batch_it_is_in(noise_images):
         assert torch.equal(batches[3, np.array([index])].images[0], together[index])
 
 
+NORMAL = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]}
+
+
 def make(images, fit=None, augment=UNCHANGED, pad_to=1):
-    return Batches(
-        images,
-        fit=fit or CenterCrop((6, 10)),
-        augment=augment,
-        mean=[0.4, 0.5, 0.6],
-        std=[0.2, 0.25, 0.3],
-        seed=0,
-        pad_to=pad_to,
-    )
+    fit = fit or CenterCrop((6, 10))
+    return Batches(images, fit=fit, augment=augment, **NORMAL, seed=0, pad_to=pad_to)
 
 
 def test_evaluation_is_pixels_less_mean_over_std(noise_images):
     images = noise_images(5)
     batch = make(images)[0, np.array([4, 1])]
-    expected = functional.normalize(
-        images.source[[4, 1]] / 255, mean=[0.4, 0.5, 0.6], std=[0.2, 0.25, 0.3]
-    )
+    expected = functional.normalize(images.source[[4, 1]] / 255, **NORMAL)
     assert torch.allclose(batch.images, expected, atol=1e-6)
     assert batch.images.dtype == torch.float32
     assert batch.labels.tolist() == [0, 1]
@@ -120,9 +97,8 @@ def test_cropping_takes_the_middle_and_the_whole_of_the_same_aspect(noise_images
     assert CenterCrop((4, 4))(columns)[0, 0].tolist() == [6, 7, 8, 9]
     image = noise_images(1).source[0]
     for size in ((6, 10), (12, 20), (3, 5)):
-        assert torch.equal(
-            CenterCrop(size)(image), functional.resize(image, list(size), antialias=True)
-        )
+        resized = functional.resize(image, list(size), antialias=True)
+        assert torch.equal(CenterCrop(size)(image), resized)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +139,7 @@ def test_native_batches_are_padded_to_a_multiple_with_a_mask_of_what_is_real(
 
 def test_a_native_image_is_mirrored_within_itself(of_many_shapes):
     shapes, images = of_many_shapes
-    off = {"scale": None, "auto": None, "crop_padding": None, "padding_mode": "constant"}
-    flip = Augment(**off, flip=True, erase=0.0)
+    flip = Augment(**STRONG | {"scale": None, "auto": None, "crop_padding": None, "erase": 0.0})
     plain = make(images, fit=FitInside((16, 16)))[0, np.arange(4)]
     batch = make(images, fit=FitInside((16, 16)), augment=flip)[0, np.arange(4)]
     turned = 0
@@ -184,12 +159,10 @@ def test_a_random_resized_crop_keeps_the_aspect_of_a_wide_model(noise_images):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_ends_the_epoch_with_its_path_alone(
-    workers, build, one_image_sixteen_times
-):
-    bad = one_image_sixteen_times / "train" / "a" / "07.png"
+def test_an_unreadable_image_ends_the_epoch_with_its_path_alone(workers, strong, tmp_path):
+    bad = tmp_path / "train" / "a" / "07.png"
     bad.write_bytes(bad.read_bytes()[:200])
-    data = strong(build, one_image_sixteen_times, "data.check=null", f"data.workers={workers}")
+    data = strong("data.check=null", f"data.workers={workers}")
     # Not pytest.raises: it keeps the frames, and workers that are left to the garbage collector
     # take seconds to end.
     message = None

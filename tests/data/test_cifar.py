@@ -18,9 +18,8 @@ def test_the_official_folder_is_read_file_by_file_in_order(official_cifar, tmp_p
     assert classes[0] == "airplane"
     assert len(classes) == 10
     train, test = splits["train"], splits["test"]
-    assert train.source[:, 0, 0, 0].tolist() == [
-        10 * file + i for file in range(5) for i in range(4)
-    ]
+    values = [10 * file + i for file in range(5) for i in range(4)]
+    assert train.source[:, 0, 0, 0].tolist() == values
     assert train.labels.tolist() == [0, 1, 2, 3] * 5
     assert test.source.shape == (4, 3, 32, 32)
     assert test.source[:, 0, 0, 0].tolist() == [50, 51, 52, 53]

@@ -6,13 +6,10 @@ from vitrail.errors import UserError
 
 
 @pytest.fixture
-def folder(build, paint_folder, tmp_path):
+def folder(build_folder, paint_folder, tmp_path):
     """`folder(*overrides)`: three classes, 10 images each in train and 2 in test."""
-    paint_folder(tmp_path, [f"train/{name}" for name in ("cat", "dog", "eel")], 10)
-    paint_folder(tmp_path, [f"test/{name}" for name in ("cat", "dog", "eel")], 2)
-    return lambda *overrides: build(
-        "image_folder", f"data.root={tmp_path}", "data.workers=0", *overrides
-    )
+    paint_folder(tmp_path, ["test/cat", "test/dog", "test/eel"], 2)
+    return lambda *overrides: build_folder(["train/cat", "train/dog", "train/eel"], 10, *overrides)
 
 
 def labels(data, split="test"):
@@ -44,39 +41,35 @@ def test_names_that_cannot_be_used_are_refused(given, message, folder):
         folder(f"data.classes={given}").setup("fit")
 
 
-def test_a_model_with_more_classes_in_another_order_decides_the_numbers(folder):
-    data = folder()
-    data.select_classes(["eel", "ant", "dog", "cat"])
-    data.setup("test")
-    assert data.classes == ("eel", "ant", "dog", "cat")
-    assert labels(data) == [3, 3, 2, 2, 0, 0]
+@pytest.mark.parametrize(
+    "classes, model, expected",
+    [
+        ("null", ["eel", "ant", "dog", "cat"], [3, 3, 2, 2, 0, 0]),
+        ("[dog,cat]", ["cat", "dog", "cow"], [0, 0, 1, 1]),
+        ("[cat,dog,eel,cow]", ["cat", "dog", "eel", "cow"], [0, 0, 1, 1, 2, 2]),
+    ],
+    ids=["more and in another order", "one left out", "fewer than the list of training"],
+)
+def test_a_model_decides_the_numbers_of_the_classes(classes, model, expected, folder):
+    data = folder(f"data.classes={classes}")
+    data.select_classes(model)
+    assert data.classes == tuple(model)
+    assert labels(data) == expected
 
 
-def test_a_class_that_the_model_lacks_is_refused_by_name(folder):
-    data = folder()
-    data.select_classes(["cat", "dog"])
-    with pytest.raises(
-        ValueError, match=r"has eel, not among the 2 classes of the model: cat, dog"
-    ):
-        data.setup("test")
-
-
-def test_a_class_that_the_model_lacks_can_be_left_out(folder):
-    data = folder("data.classes=[dog,cat]")
-    data.select_classes(["cat", "dog", "cow"])
-    assert labels(data) == [0, 0, 1, 1]
-
-
-def test_an_evaluation_folder_may_have_fewer_classes_than_the_list_of_training(folder):
-    data = folder("data.classes=[cat,dog,eel,cow]")
-    data.select_classes(["cat", "dog", "eel", "cow"])
-    assert labels(data) == [0, 0, 1, 1, 2, 2]
-
-
-def test_a_folder_with_none_of_the_classes_is_refused(folder):
-    data = folder("data.classes=[cow]")
-    data.select_classes(["cow"])
-    with pytest.raises(ValueError, match=r"has no images of the classes cow"):
+@pytest.mark.parametrize(
+    "classes, model, message",
+    [
+        ("null", ["cat", "dog"], r"has eel, not among the 2 classes of the model: cat, dog"),
+        ("[cow]", ["cow"], r"has no images of the classes cow"),
+    ],
+)
+def test_a_class_that_the_model_lacks_and_a_folder_with_none_are_refused(
+    classes, model, message, folder
+):
+    data = folder(f"data.classes={classes}")
+    data.select_classes(model)
+    with pytest.raises(UserError, match=message):
         data.setup("test")
 
 

@@ -41,17 +41,15 @@ def test_a_class_without_images_is_kept_and_named(untidy, build, caplog):
     assert "1 classes have no training images: c" in caplog.text
 
 
-def test_a_folder_that_nobody_had_split_is_split_by_class(build, paint_folder, tmp_path):
-    paint_folder(tmp_path, ["a", "b"], 20, height=4, width=4)
-    data = build("image_folder", f"data.root={tmp_path}", "data.image_size=4", "data.workers=0")
+def test_a_folder_that_nobody_had_split_is_split_by_class(build_folder):
+    data = build_folder(["a", "b"], 20, "data.image_size=4")
     data.setup("fit")
     assert data.counts == {"train": 32, "val": 4, "test": 4}
     labels = torch.cat([batch.labels for batch in data.loader("test")])
     assert labels.bincount().tolist() == [2, 2]
-    parts = {split: set(file_paths(data, split)) for split in ("train", "val", "test", "all")}
-    assert parts["train"] | parts["val"] | parts["test"] == parts["all"]
-    assert len(parts["all"]) == 40
-    assert sum(len(batch.labels) for batch in data.loader("all")) == 40
+    train, val, test, every = (set(file_paths(data, s)) for s in ("train", "val", "test", "all"))
+    assert train | val | test == every
+    assert len(every) == sum(len(batch.labels) for batch in data.loader("all")) == 40
 
 
 def file_paths(data, split):
@@ -59,20 +57,16 @@ def file_paths(data, split):
     return [images.path(index) for index in range(len(images))]
 
 
-def test_train_and_test_have_val_held_out_of_train_whatever_the_seed(build, paint_folder, tmp_path):
-    paint_folder(tmp_path, ["train/a", "train/b", "test/a", "test/b"], 10)
-    data, other = (
-        build("image_folder", f"data.root={tmp_path}", f"data.seed={seed}", "data.workers=0")
-        for seed in (0, 7)
-    )
+def test_train_and_test_have_val_held_out_of_train_whatever_the_seed(build_folder):
+    folders = ["train/a", "train/b", "test/a", "test/b"]
+    data, other = (build_folder(folders, 10, f"data.seed={seed}") for seed in (0, 7))
     assert data.counts == {"train": 18, "val": 2, "test": 20}
     assert all("/train/" in path for path in file_paths(data, "val"))
     assert file_paths(data, "val") == file_paths(other, "val")
 
 
-def test_train_and_val_say_that_evaluation_uses_val(build, paint_folder, tmp_path, caplog):
-    paint_folder(tmp_path, ["train/a", "val/a"], 3)
-    data = build("image_folder", f"data.root={tmp_path}")
+def test_train_and_val_say_that_evaluation_uses_val(build_folder, caplog):
+    data = build_folder(["train/a", "val/a"], 3)
     with caplog.at_level(logging.INFO):
         assert data.counts == {"train": 3, "val": 3}
     assert "there is no test split: evaluation uses val" in caplog.text
@@ -80,16 +74,14 @@ def test_train_and_val_say_that_evaluation_uses_val(build, paint_folder, tmp_pat
         data.loader("test")
 
 
-def test_classes_of_all_splits_are_numbered_together(build, paint_folder, tmp_path):
-    paint_folder(tmp_path, ["train/a", "train/c", "test/b", "test/c"], 2)
-    data = build("image_folder", f"data.root={tmp_path}", "data.workers=0")
+def test_classes_of_all_splits_are_numbered_together(build_folder):
+    data = build_folder(["train/a", "train/c", "test/b", "test/c"], 2)
     assert data.classes == ("a", "b", "c")
     assert [batch.labels.tolist() for batch in data.loader("test")] == [[1, 1, 2, 2]]
 
 
-def test_one_image_a_class_is_all_training(build, paint_folder, tmp_path, caplog):
-    paint_folder(tmp_path, ["a", "b", "c"], 1)
-    data = build("image_folder", f"data.root={tmp_path}")
+def test_one_image_a_class_is_all_training(build_folder, caplog):
+    data = build_folder(["a", "b", "c"], 1)
     assert data.counts == {"train": 3}
     assert "there is no val split, and data.val_fraction=0.1 holds no image out" in caplog.text
     assert data.val_dataloader() == []

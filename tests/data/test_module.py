@@ -18,13 +18,8 @@ def photos(paint_folder, tmp_path):
 
 @pytest.fixture
 def build_photos(build, photos):
-    return lambda *overrides: build(
-        "image_folder",
-        f"data.root={photos}",
-        "data.image_size=[8,12]",
-        "data.workers=0",
-        *overrides,
-    )
+    fixed = [f"data.root={photos}", "data.image_size=[8,12]", "data.workers=0"]
+    return lambda *overrides: build("image_folder", *fixed, *overrides)
 
 
 def images(loader):
@@ -34,10 +29,8 @@ def images(loader):
 def test_the_cache_gives_the_pixels_that_decoding_one_by_one_gives(build_photos):
     cached, streamed = (build_photos(f"data.cache={cache}") for cache in ("true", "false"))
     for split in ("train", "val", "test"):
-        assert torch.equal(
-            images(cached.loader(split, augment=False)),
-            images(streamed.loader(split, augment=False)),
-        )
+        one, other = (images(data.loader(split, augment=False)) for data in (cached, streamed))
+        assert torch.equal(one, other)
     assert images(cached.loader("val")).shape == (6, 3, 8, 12)
 
 
@@ -112,16 +105,14 @@ def test_skipping_is_asked_for_counts_and_names(cache, build_photos, photos, cap
     assert "skipped 3 of 6 images in train" in caplog.text
     labels = torch.cat([batch.labels for batch in data.loader("train", augment=False)])
     assert labels.tolist() == [0, 1, 1]
-    clean = build_photos().loader("val").batches.images
-    assert len(clean) == 6
 
 
-def test_many_unreadable_images_are_one_bearable_line(build, paint_folder, tmp_path):
-    paint_folder(tmp_path, ["train/a", "val/a"], 30)
+def test_many_unreadable_images_are_one_bearable_line(build_folder, tmp_path):
+    data = build_folder(["train/a", "val/a"], 30)
     for path in (tmp_path / "train" / "a").iterdir():
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"30 images .* and 20 more; repair or remove them"):
-        build("image_folder", f"data.root={tmp_path}").setup("fit")
+        data.setup("fit")
 
 
 def test_native_shapes_come_with_a_padding_mask(build_photos):
@@ -133,12 +124,8 @@ def test_native_shapes_come_with_a_padding_mask(build_photos):
 
 def test_the_description_is_plain_and_goes_through_a_safe_checkpoint(build, tmp_path):
     description = build("digits").description()
-    assert description == {
-        "classes": list("0123456789"),
-        "image_size": [8, 8],
-        "mean": [0.305] * 3,
-        "std": [0.376] * 3,
-    }
+    normal = {"mean": [0.305] * 3, "std": [0.376] * 3}
+    assert description == {"classes": list("0123456789"), "image_size": [8, 8], **normal}
     torch.save(description, tmp_path / "x.ckpt")
     assert torch.load(tmp_path / "x.ckpt", weights_only=True) == description
 
@@ -163,14 +150,8 @@ def test_workers_auto_is_a_number_from_1_to_8(build_photos):
         ("data.pad_to=0", "data.pad_to must be >= 1, got 0"),
         ("data.val_fraction=1", "data.val_fraction must be in [0, 1), got 1"),
         ("data.workers=-1", "data.workers must be >= 0 or auto, got -1"),
-        (
-            "data.image_size=[8]",
-            "data.image_size must be a side or [height, width] in pixels, got [8]",
-        ),
-        (
-            "data.image_size=0",
-            "data.image_size must be a side or [height, width] in pixels, got 0",
-        ),
+        ("data.image_size=[8]", "must be a side or [height, width] in pixels, got [8]"),
+        ("data.image_size=0", "must be a side or [height, width] in pixels, got 0"),
         ("data.mean=[0.5]", "data.mean must be three numbers, one a channel, got [0.5]"),
         ("data.std=[1,0,1]", "data.std must be three numbers above 0, one a channel, got [1, 0"),
         ("data.resize=native", "data.resize=native keeps the shape of each image"),
