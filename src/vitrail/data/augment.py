@@ -4,6 +4,7 @@ Batch operations serve small images, for which a call per image would cost more 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ _PADDING_MODES = ("constant", "reflect")
 _POLICIES = {"randaugment": v2.RandAugment, "trivial": v2.TrivialAugmentWide}
 
 
+@dataclass(kw_only=True)
 class Augment:
     """The augmentation of training images; each knob is off at None, False or 0.
 
@@ -37,33 +39,30 @@ class Augment:
         UserError: a value outside its range.
     """
 
-    def __init__(
-        self,
-        *,
-        scale: Sequence[float] | None,
-        auto: str | None,
-        crop_padding: int | None,
-        padding_mode: str,
-        flip: bool | str,
-        erase: float,
-    ) -> None:
+    scale: Sequence[float] | None
+    auto: str | None
+    crop_padding: int | None
+    padding_mode: str
+    flip: bool | str
+    erase: float
+
+    def __post_init__(self) -> None:
+        # A plain list, because reading numbers from Hydra's is slow.
+        self.scale = scale = None if self.scale is None else list(self.scale)
         shares = scale is None or (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1)
         modes, policies = " or ".join(_PADDING_MODES), ", ".join(_POLICIES)
-        for key, value, holds, rule in (
-            ("scale", scale, shares, "[min, max] with 0 < min <= max <= 1"),
-            ("auto", auto, auto is None or auto in _POLICIES, f"{policies} or null"),
-            ("crop_padding", crop_padding, (crop_padding or 0) >= 0, ">= 0 pixels"),
-            ("padding_mode", padding_mode, padding_mode in _PADDING_MODES, modes),
-            ("flip", flip, flip in (True, False, ALTERNATE), f"true, false or {ALTERNATE}"),
-            ("erase", erase, 0 <= erase <= 1, "in [0, 1]"),
+        for key, holds, rule in (
+            ("scale", shares, "[min, max] with 0 < min <= max <= 1"),
+            ("auto", self.auto in (None, *_POLICIES), f"{policies} or null"),
+            ("crop_padding", (self.crop_padding or 0) >= 0, ">= 0 pixels"),
+            ("padding_mode", self.padding_mode in _PADDING_MODES, modes),
+            ("flip", self.flip in (True, False, ALTERNATE), f"true, false or {ALTERNATE}"),
+            ("erase", 0 <= self.erase <= 1, "in [0, 1]"),
         ):
             if not holds:
-                raise UserError(f"data.augment.{key} must be {rule}, got {value}")
-        self.scale = None if scale is None else tuple(scale)
-        self.auto, self.flip, self.erase = auto, flip, erase
-        self.crop_padding, self.padding_mode = crop_padding, padding_mode
+                raise UserError(f"data.augment.{key} must be {rule}, got {getattr(self, key)}")
         # Whether images need `per_image` even when they have their size already.
-        self.works_per_image = scale is not None or auto is not None
+        self.works_per_image = scale is not None or self.auto is not None
 
     def per_image(self, fit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The transform of one uint8 (3, h, w) image, random by torch's global generator.

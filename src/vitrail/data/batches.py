@@ -1,6 +1,7 @@
 """Batches as a pure function of (epoch, indices): decoded, augmented, normalised, padded."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,9 +36,8 @@ def pad_together(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tenso
     H and W are the largest of the batch, rounded up to a multiple (the model's patch size), so that
     no patch is cut. Returns the zero-padded images and a bool mask (B, H, W), True = real.
     """
-    height, width = (
-        -(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (1, 2)
-    )
+    largest = [max(sides) for sides in zip(*(image.shape[1:] for image in images), strict=True)]
+    height, width = (-(-side // multiple) * multiple for side in largest)
     padded = images[0].new_zeros(len(images), 3, height, width)
     valid = torch.zeros(len(images), height, width, dtype=torch.bool)
     for sample, image in enumerate(images):
@@ -47,6 +47,7 @@ def pad_together(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tenso
     return padded, valid
 
 
+@dataclass(eq=False)
 class Batches(torch.utils.data.Dataset):
     """`batches[epoch, indices]` is a `Batch`, the same one in whichever process it is made.
 
@@ -60,24 +61,20 @@ class Batches(torch.utils.data.Dataset):
         pad_to: padded heights and widths are multiples of this.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        *,
-        fit: CenterCrop | FitInside,
-        augment: Augment,
-        mean: Sequence[float],
-        std: Sequence[float],
-        seed: int,
-        pad_to: int,
-    ) -> None:
-        self.images, self.augment = images, augment
-        self.own_shapes = isinstance(fit, FitInside)
-        self.seed, self.pad_to = seed, pad_to
-        self._per_image = augment.per_image(fit)
-        stored = images.in_memory and images.source.shape[-2:] == fit.size
-        self._ready = stored and not augment.works_per_image
-        mean, std = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    images: Images
+    _: KW_ONLY
+    fit: CenterCrop | FitInside
+    augment: Augment
+    mean: Sequence[float]
+    std: Sequence[float]
+    seed: int
+    pad_to: int
+
+    def __post_init__(self) -> None:
+        self._per_image = self.augment.per_image(self.fit)
+        stored = self.images.in_memory and self.images.source.shape[-2:] == self.fit.size
+        self._ready = stored and not self.augment.works_per_image
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         # (x / 255 - mean) / std, in one multiplication and one addition.
         self._factor, self._offset = 1 / (255 * std), -mean / std
 
@@ -89,7 +86,7 @@ class Batches(torch.utils.data.Dataset):
         epoch, indices = key
         labels = self.images.labels[indices]
         try:
-            if not self.own_shapes:
+            if not isinstance(self.fit, FitInside):
                 return Batch(self._finished(epoch, indices), labels, None)
             alone = [self._finished(epoch, index)[0] for index in np.split(indices, len(indices))]
         except UnreadableImage as error:

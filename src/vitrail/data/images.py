@@ -74,11 +74,8 @@ class Dataset(Protocol):
 
 def folder_names(parent: Path) -> list[str]:
     """The folders in `parent`, sorted, without hidden ones such as `.ipynb_checkpoints`."""
-    return sorted(
-        entry.name
-        for entry in os.scandir(parent)
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
+    folders = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
+    return sorted(name for name in folders if not name.startswith("."))
 
 
 def read_class_folders(parent: Path, classes: Sequence[str]) -> Images:
@@ -95,9 +92,7 @@ def _image_files(folder: Path) -> list[str]:
     found = []
     for place, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            f"{place}/{name}"  # a million Path objects would take longer than the walk
-            for name in files
-            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-        ]
+        images = [name for name in files if name.lower().endswith(EXTENSIONS)]
+        # A million Path objects would take longer than the walk.
+        found += [f"{place}/{name}" for name in images if not name.startswith(".")]
     return sorted(found)

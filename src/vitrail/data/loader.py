@@ -65,10 +65,9 @@ class Order:
         if self.seed is not None:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
             end = min(len(self) * self.batch_size, self.count // self.world)
-        share = order[self.rank :: self.world]
-        edges = [batch * self.batch_size for batch in range(len(self))] + [end]
-        for batch in range(self.start, len(self)):
-            yield self.epoch, share[edges[batch] : edges[batch + 1]]
+        edges = [batch * self.batch_size for batch in range(1, len(self))]
+        for indices in np.split(order[self.rank :: self.world][:end], edges)[self.start :]:
+            yield self.epoch, indices
 
 
 class Loader:
@@ -100,8 +99,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         epoch, done = self._resume
         self.sampler.start = done if epoch == self.sampler.epoch else 0
-        self._resume = (0, 0)
-        self._position = self.sampler.epoch, self.sampler.start
+        self._resume, self._position = (0, 0), (self.sampler.epoch, self.sampler.start)
         for batch in self._loader:
             if isinstance(batch, UnreadableImage):
                 # Not `raise batch`: with its traceback it would hold this frame in a cycle, and

@@ -98,8 +98,8 @@ class ImageData(pl.LightningDataModule):
                 raise UserError(f"data.{key} must be {rule}, got {value}")
         if resize == "native" and (cache or augment.scale):
             raise UserError(
-                "data.resize=native keeps the shape of each image, which neither a cache nor a "
-                "random resized crop does; set data.cache=false data.augment.scale=null"
+                "data.resize=native keeps the shape of each image, but a cache or a random resized "
+                "crop does not; set data.cache=false data.augment.scale=null"
             )
 
         self.root = None if root is None else Path(root).expanduser().absolute()
@@ -124,10 +124,7 @@ class ImageData(pl.LightningDataModule):
         self.dataset.prepare()
 
     def setup(self, stage: str | None = None) -> None:
-        """List all images, and decode or check those of a stage: fit, validate or test.
-
-        Raises `UserError` for missing, empty or unreadable data.
-        """
+        """List all images, and decode or check those of a stage: fit, validate or test."""
         splits = {"fit": ["train", "val"], "validate": ["val"], "test": [self.evaluated_split]}
         for split in splits[stage] if stage else []:
             if self.has_split(split):
@@ -158,39 +155,29 @@ class ImageData(pl.LightningDataModule):
 
     def description(self) -> dict[str, list]:
         """What a checkpoint must know of its data, in plain containers."""
-        return {
-            "classes": list(self.classes),
-            "image_size": list(self.image_size),
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
+        normal = {"mean": list(self.mean), "std": list(self.std)}
+        return {"classes": list(self.classes), "image_size": list(self.image_size), **normal}
 
     def loader(self, split: str, *, augment: bool | None = None) -> Loader:
         """The batches of a split in this process.
 
         Args:
-            split: train, val, test or all.
-            augment: shuffle, augment and drop what fills no batch; None does so for train alone.
-                False gives every image once, in order, as in evaluation.
-
-        Raises:
-            UserError: this dataset has no such split.
+            split: train, val, test or all. Raises `UserError` where this dataset has no such split.
+            augment: shuffle, augment and drop what fills no batch, by default for train alone;
+                False gives every image once, in order.
         """
         if not self.has_split(split):
-            raise UserError(
-                f"split={split} is not in this dataset; it has {', '.join(self._list().images)}"
-            )
+            splits = ", ".join(self._list().images)
+            raise UserError(f"split={split} is not in this dataset; it has {splits}")
         training = split == "train" if augment is None else augment
         images, augmentation = self._ready(split), self.augment if training else UNCHANGED
         how = {"mean": self.mean, "std": self.std, "seed": self.seed, "pad_to": self.pad_to}
         batches = Batches(images, fit=self._fit, augment=augmentation, **how)
         seed, (rank, world) = self.seed if training else None, rank_and_world()
         order = Order(len(images), batch_size=self.batch_size, seed=seed, rank=rank, world=world)
-        workers = self.workers
-        if workers == "auto":
-            workers = min(
-                8, suggested_max_num_workers(self.trainer.num_devices if self.trainer else 1)
-            )
+        processes = self.trainer.num_devices if self.trainer else 1
+        auto = self.workers == "auto"
+        workers = min(8, suggested_max_num_workers(processes)) if auto else self.workers
         return Loader(batches, order, workers=workers)
 
     def train_dataloader(self) -> Loader:

@@ -43,13 +43,9 @@ class CIFAR10:
     def read(self) -> Splits:
         folder = self.archive.find(self.root)
         meta = _unpickled(folder / self.official.meta["filename"], [self.official.meta["key"]])
-        return Splits(
-            tuple(meta[self.official.meta["key"]]),
-            {
-                "train": self._images(folder, self.official.train_list),
-                "test": self._images(folder, self.official.test_list),
-            },
-        )
+        splits = {"train": self.official.train_list, "test": self.official.test_list}
+        images = {split: self._images(folder, files) for split, files in splits.items()}
+        return Splits(tuple(meta[self.official.meta["key"]]), images)
 
     def _images(self, folder: Path, files: Sequence[Sequence[str]]) -> Images:
         parts = [_unpickled(folder / name, ["data", self.label_key]) for name, _ in files]

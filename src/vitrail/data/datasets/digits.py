@@ -22,7 +22,5 @@ class Digits:
         grey = torch.from_numpy(digits.images).mul(255 / 16).round().to(torch.uint8)
         images = Images(grey[:, None].repeat(1, 3, 1, 1), torch.from_numpy(digits.target).long())
         train, test = stratified(images.labels, 0.2)
-        return Splits(
-            tuple(str(digit) for digit in digits.target_names),
-            {"train": images[train], "test": images[test]},
-        )
+        names = tuple(str(digit) for digit in digits.target_names)
+        return Splits(names, {"train": images[train], "test": images[test]})

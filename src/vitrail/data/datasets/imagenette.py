@@ -34,9 +34,8 @@ class Imagenette:
 
     def __post_init__(self) -> None:
         if self.size not in _ARCHIVES:
-            raise UserError(
-                f"data.dataset.size must be one of {', '.join(_ARCHIVES)}, got {self.size}"
-            )
+            sizes = ", ".join(_ARCHIVES)
+            raise UserError(f"data.dataset.size must be one of {sizes}, got {self.size}")
 
     def prepare(self) -> None:
         _ARCHIVES[self.size].prepare(self.root, download=self.download)
@@ -44,7 +43,6 @@ class Imagenette:
     def read(self) -> Splits:
         folder = _ARCHIVES[self.size].find(self.root)
         classes = folder_names(folder / "train")
-        return Splits(
-            tuple(classes),
-            {split: read_class_folders(folder / split, classes) for split in ("train", "val")},
-        )
+        splits = ("train", "val")
+        images = {split: read_class_folders(folder / split, classes) for split in splits}
+        return Splits(tuple(classes), images)

@@ -36,13 +36,9 @@ class Synthetic:
         random = torch.Generator().manual_seed(self.seed)
         coarse = torch.rand(self.num_classes, 3, 4, 4, generator=random)
         patterns = torch.nn.functional.interpolate(coarse, size, mode="bilinear")
-        return Splits(
-            tuple(f"class_{label}" for label in range(self.num_classes)),
-            {
-                "train": self._images(patterns, self.train, random),
-                "test": self._images(patterns, self.test, random),
-            },
-        )
+        counts = {"train": self.train, "test": self.test}
+        images = {split: self._images(patterns, count, random) for split, count in counts.items()}
+        return Splits(tuple(f"class_{label}" for label in range(self.num_classes)), images)
 
     def _images(self, patterns: Tensor, count: int, random: torch.Generator) -> Images:
         labels = torch.arange(count) % self.num_classes

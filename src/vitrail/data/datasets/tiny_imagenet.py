@@ -37,13 +37,8 @@ class TinyImageNet:
     def read(self) -> Splits:
         folder = self.archive.find(self.root)
         classes = folder_names(folder / "train")
-        return Splits(
-            tuple(classes),
-            {
-                "train": read_class_folders(folder / "train", classes),
-                "val": _annotated(folder / "val", classes),
-            },
-        )
+        train = read_class_folders(folder / "train", classes)
+        return Splits(tuple(classes), {"train": train, "val": _annotated(folder / "val", classes)})
 
 
 def _annotated(folder: Path, classes: list[str]) -> Images:
