@@ -152,12 +152,6 @@ def test_a_native_image_is_mirrored_within_itself(of_many_shapes):
     assert torch.equal(batch.valid, plain.valid)
 
 
-def test_a_random_resized_crop_keeps_the_aspect_of_a_wide_model(noise_images):
-    crop = Augment(**{**STRONG, "auto": None, "crop_padding": None, "scale": [0.5, 0.5]})
-    batch = make(noise_images(3, 20, 40), fit=CenterCrop((8, 16)), augment=crop)[0, np.arange(3)]
-    assert batch.images.shape == (3, 3, 8, 16)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_ends_the_epoch_with_its_path_alone(workers, strong, tmp_path):
     bad = tmp_path / "train" / "a" / "07.png"

@@ -70,13 +70,10 @@ class Classifier(LightningModule):
             self.trainer.strategy.shard(self.network)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        optimizer, scheduler = self.optim.build(
-            self.network,
-            self.trainer.estimated_stepping_batches,
-            elapsed=self._elapsed(),
-            fused=scaler is None,
-        )
+        steps = self.trainer.estimated_stepping_batches
+        fused = getattr(self.trainer.precision_plugin, "scaler", None) is None
+        how = {"elapsed": self._elapsed(), "fused": fused}
+        optimizer, scheduler = self.optim.build(self.network, steps, **how)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def _elapsed(self) -> Callable[[], float] | None:
