@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import vitrail.data.datasets
+from vitrail.data.datasets.imagenette import Imagenette
+from vitrail.data.datasets.tiny_imagenet import TinyImageNet
 from vitrail.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -80,3 +82,18 @@ def test_synthetic_images_are_of_any_size_and_their_classes_can_be_told_apart(bu
     means = torch.stack([train.source[train.labels == label].float().mean(0) for label in range(3)])
     distance = (test.source.float()[:, None] - means).flatten(2).norm(dim=2)
     assert (distance.argmin(1) == test.labels).float().mean() > 0.99
+
+
+def test_tiny_imagenet_is_read_by_its_annotations_and_works_with_some_of_its_classes(
+    write_dataset, tmp_path
+):
+    write_dataset("tiny_imagenet", tmp_path)
+    classes, splits = TinyImageNet(root=tmp_path, download=False).read()
+    assert classes == ("n01641577", "n02124075")
+    assert splits["train"].labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert splits["val"].labels.tolist() == [0, 1], "a third line is of a class that is not here"
+
+
+def test_an_unknown_imagenette_size_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"dataset.size must be one of 160px, .* got 240px"):
+        Imagenette(root=tmp_path, size="240px", download=False)

@@ -6,8 +6,6 @@ import pickle
 import pytest
 import torch
 
-from vitrail.data.datasets.imagenette import Imagenette
-
 
 @pytest.fixture
 def photos(paint_folder, tmp_path):
@@ -165,20 +163,3 @@ def test_values_out_of_range_are_refused_in_one_line(override, message, build_ph
     assert isinstance(cause, ValueError)
     assert message in str(cause)
     assert "\n" not in str(cause)
-
-
-def test_an_unknown_imagenette_size_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"dataset.size must be one of 160px, .* got 240px"):
-        Imagenette(root=tmp_path, size="240px", download=False)
-
-
-def test_tiny_imagenet_is_read_by_its_annotations_and_works_with_some_of_its_classes(
-    build, write_dataset, tmp_path
-):
-    write_dataset("tiny_imagenet", tmp_path)
-    data = build("tiny_imagenet", f"data.root={tmp_path}")
-    data.prepare_data()
-    assert data.classes == ("n01641577", "n02124075")
-    assert data.counts == {"train": 6, "val": 2}  # a third line is of a class that is not here
-    files = data.loader("val").batches.images
-    assert files.labels.tolist() == [0, 1]

@@ -8,15 +8,9 @@ pytestmark = pytest.mark.real
 
 def test_cifar_as_a_folder_has_its_counts_and_its_published_mean(build, real_data):
     data = build(
-        "image_folder",
-        f"data.root={real_data / 'cifar'}",
-        "data.image_size=32",
-        "data.workers=0",
-        "data.batch_size=500",
-        "data.classes=[cat,dog]",
-        "data.mean=[0,0,0]",
-        "data.std=[1,1,1]",
-    )
+        "image_folder", f"data.root={real_data / 'cifar'}", "data.image_size=32", "data.workers=0",
+        "data.batch_size=500", "data.classes=[cat,dog]", "data.mean=[0,0,0]", "data.std=[1,1,1]",
+    )  # fmt: skip
     assert data.counts == {"train": 9000, "val": 1000, "test": 2000}
     images = torch.cat([batch.images for batch in data.loader("val")])
     assert images.shape == (1000, 3, 32, 32)
@@ -35,15 +29,10 @@ def test_tiny_imagenet_in_its_own_layout(build, real_data):
 @pytest.mark.parametrize("resize", ["crop", "native"])
 def test_photographs_of_many_sizes_and_some_grey(resize, build, real_data):
     data = build(
-        "image_folder",
-        f"data.root={real_data / 'imagenet-samples'}",
-        f"data.resize={resize}",
-        "data.image_size=[96,128]",
-        "data.augment.scale=null",
-        "data.pad_to=16",
-        "data.batch_size=10",
-        "data.workers=0",
-    )
+        "image_folder", f"data.root={real_data / 'imagenet-samples'}", f"data.resize={resize}",
+        "data.image_size=[96,128]", "data.augment.scale=null", "data.pad_to=16",
+        "data.batch_size=10", "data.workers=0",
+    )  # fmt: skip
     data.setup("fit")
     assert len(data.classes) == data.counts["train"] == 100
     for images, labels, valid in data.loader("train", augment=False):

@@ -44,8 +44,7 @@ class Archive:
     def prepare(self, root: Path, *, download: bool) -> None:
         """Unpack the archive in `root`, downloaded where allowed, unless `find` finds its folder.
 
-        Raises `UserError` for an archive that is missing or not the published one, a download that
-        fails, and an incomplete folder.
+        Raises `UserError` for a missing or wrong archive, a failed download, an incomplete folder.
         """
         unpacked, archive = root / self.folder, root / self.name
         if (unpacked / self.mark).exists() or (root / self.mark).exists():

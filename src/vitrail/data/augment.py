@@ -25,6 +25,8 @@ _POLICIES = {"randaugment": v2.RandAugment, "trivial": v2.TrivialAugmentWide}
 class Augment:
     """The augmentation of training images; each knob is off at None, False or 0.
 
+    Raises `UserError` for a value outside its range.
+
     Args:
         scale: (smallest, largest) share of the area that a random resized crop keeps. Off, images
             are resized as in evaluation.
@@ -34,9 +36,6 @@ class Augment:
         flip: flip half of the images left to right: True draws anew in every epoch, "alternate"
             flips an image in every other one (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds").
         erase: share of the images that get a random box of the mean colour.
-
-    Raises:
-        UserError: a value outside its range.
     """
 
     scale: Sequence[float] | None
@@ -65,10 +64,8 @@ class Augment:
         self.works_per_image = scale is not None or self.auto is not None
 
     def per_image(self, fit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """The transform of one uint8 (3, h, w) image, random by torch's global generator.
-
-        `fit` is the resize of evaluation, with its `size` (H, W).
-        """
+        """The transform of one uint8 (3, h, w) image, random by torch's global generator, where
+        evaluation would `fit` it to `fit.size` (H, W)."""
         steps = [fit]
         if self.scale is not None:
             ratio = fit.size[1] / fit.size[0]

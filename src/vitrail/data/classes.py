@@ -39,13 +39,11 @@ def renumber(
 
     Args:
         splits: as the dataset has them.
-        wanted: restricts the classes and orders them; None uses all.
-        known: the classes of a model, which decide the labels; the dataset may have fewer.
+        wanted: restricts the classes and orders them; None uses all. Raises `UserError` for one
+            that the dataset lacks.
+        known: the classes of a model, which decide the labels; the dataset may have fewer. Raises
+            `UserError` for one that the model lacks.
         place: of the dataset, for messages.
-
-    Raises:
-        UserError: `wanted` names a class that the dataset lacks, or the dataset has one that the
-            model lacks.
     """
     present = splits.classes
     order = known or wanted or present

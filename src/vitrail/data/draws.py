@@ -29,9 +29,8 @@ class Draws(NamedTuple):
 def draws_for(seed: int, epoch: int, indices: np.ndarray) -> Draws:
     """The draws of the images at `indices` (B,): a function of (seed, epoch, index) alone.
 
-    Image i reads its own places of one SplitMix64 stream (Steele, Lea and Flood, 2014) that starts
-    where (seed, epoch) says: a counter-based stream leaves no state to hand to workers or to
-    restore on resume.
+    Image i reads its own places of one SplitMix64 stream (Steele, Lea and Flood, 2014), which
+    leaves no state to hand to workers or to restore on resume.
     """
     bits = _stream(seed, epoch, indices, len(Draws._fields) - 1)
     uniform = (bits[:-1] >> np.uint64(11)) * 2.0**-53

@@ -26,16 +26,13 @@ class Order:
     process; the last batch of a process may hold one image more than another's.
 
     Args:
-        count: number of images.
+        count: number of images. Raises `UserError` if there are fewer than processes.
         batch_size: images per batch and process.
         seed: of the shuffle; None keeps the order.
         rank, world: this process and their number; images are dealt out one by one.
 
     Attributes:
         epoch, start: the epoch of the next iteration, and the batch that it begins with.
-
-    Raises:
-        UserError: fewer images than processes.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, the same in every process."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -29,8 +29,8 @@ _RESIZES = {"crop": CenterCrop, "native": FitInside}
 class ImageData(pl.LightningDataModule):
     """The images of one dataset, split, and served as normalised batches.
 
-    Building it reads nothing. A dataset without a validation split has one held out of its training
-    images; its test images are for evaluation alone.
+    Building it reads nothing and raises `UserError` for a value outside its range. A dataset
+    without a validation split has one held out of its training images.
 
     Args:
         dataset: builds the dataset, given `root` where that is not None.
@@ -54,9 +54,6 @@ class ImageData(pl.LightningDataModule):
 
     Attributes:
         evaluated_split: what Lightning's test loop reads, "test" by default.
-
-    Raises:
-        UserError: a value outside its range.
     """
 
     def __init__(
@@ -146,11 +143,7 @@ class ImageData(pl.LightningDataModule):
         return split in self._list().images
 
     def select_classes(self, names: Sequence[str]) -> None:
-        """Number the classes as a checkpoint does: `names`, in their order.
-
-        The dataset may have fewer. One that `names` lacks is refused when its images are listed,
-        unless `classes` leaves it out.
-        """
+        """Number the classes as a checkpoint does: `names`, in their order; see `renumber`."""
         self._known, self._listed, self._prepared = tuple(names), None, {}
 
     def description(self) -> dict[str, list]:

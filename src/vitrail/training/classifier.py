@@ -117,10 +117,8 @@ class Classifier(LightningModule):
         return loss
 
     def _log_training(self, loss: Tensor) -> None:
-        """Log where the loggers write after this batch, or its epoch ends with it.
-
-        Lightning takes any value at any batch, for half a millisecond each, and forgets most.
-        """
+        """Log where the loggers write after this batch, or its epoch ends with it."""
+        # Lightning takes any value at any batch, for half a millisecond each, and forgets most.
         trainer, steps = self.trainer, self.trainer.global_step + 1
         written = trainer.log_every_n_steps and steps % trainer.log_every_n_steps == 0
         if not (written or trainer.is_last_batch or steps == trainer.max_steps):

@@ -74,8 +74,7 @@ class EMA(WeightAveraging):
 
 
 class _Average(AveragedModel):
-    """torch's, but from the initial weights on, and reading no tensor's value, which waits for the
-    GPU. Floats are averaged and integer buffers copied: averaged, 7 becomes 6."""
+    """torch's, but from the initial weights on, without waiting for the GPU to read a value."""
 
     def __init__(self, model: LightningModule, decay: float):
         super().__init__(model, model.device)
@@ -86,6 +85,7 @@ class _Average(AveragedModel):
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         both = (chain(module.parameters(), module.buffers()) for module in (self.module, model))
         pairs = list(zip(*both, strict=True))
+        # Integer buffers are copied: averaged, 7 becomes 6.
         floats = [pair for pair in pairs if pair[0].is_floating_point()]
         get_ema_multi_avg_fn(decay)(*map(list, zip(*floats, strict=True)), self.n_averaged)
         for average, now in pairs:

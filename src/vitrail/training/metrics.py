@@ -15,10 +15,11 @@ TOP = 5
 class ClassificationMetrics(Metric):
     """Counts that add up over batches and processes of any size; nothing is a mean of means.
 
-    torchmetrics gathers the states, once, in `compute`. Its own confusion matrix is not used: it
-    calls `bincount`, which waits for the GPU at every batch and, in deterministic mode, takes
-    batch x classes² numbers.
+    torchmetrics gathers the states, once, in `compute`.
     """
+
+    # Not torchmetrics' own confusion matrix: its `bincount` waits for the GPU at every batch and,
+    # in deterministic mode, takes batch x classes² numbers.
 
     full_state_update = False
 
@@ -55,7 +56,7 @@ class RunningMeans:
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def add(self, name: str, mean: Tensor, images: int) -> None:
-        """Add a batch of `images` images with this mean, a scalar without gradient."""
+        """Add a batch of so many images with this mean, a scalar without gradient."""
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = total + mean * images, count + images
 

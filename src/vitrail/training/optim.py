@@ -25,6 +25,8 @@ COLOURS = 3  # channels of an image
 class Optim:
     """How a model is optimized; names no parameter, so one config serves every model.
 
+    Raises UserError for a name, an option or a value that does not exist.
+
     Args:
         name: an optimizer of timm, see `timm.optim.list_optimizers()`.
         lr: the peak rate.
@@ -32,9 +34,6 @@ class Optim:
         layer_decay: a layer's rate is this times the rate of the layer above; None: one rate.
         options: further arguments of the optimizer, such as betas.
         schedule: of the rate.
-
-    Raises:
-        UserError: a name, an option or a value that does not exist.
     """
 
     name: str
@@ -74,9 +73,8 @@ class Optim:
         Args:
             model: may be wrapped.
             total_steps, elapsed: see `WarmupCosine.attach`.
-            fused: use torch's fused kernels where the optimizer has them (AdamW on 22 M parameters
-                and 2 CPU cores: 16 ms a step instead of 100). A gradient scaler forbids them where
-                gradients are clipped.
+            fused: use torch's fused kernels where the optimizer has them. A gradient scaler forbids
+                them where gradients are clipped.
 
         Raises:
             UserError: a training without end, or layer decay for a model without ordered layers.
@@ -120,9 +118,9 @@ class Optim:
 
 
 def _ends(model: nn.Module) -> set[str]:
-    """Parameters of the embedding and of the head, which Muon leaves to its AdamW: their rows are
-    single features and classes, not directions to be made orthogonal (Jordan 2024). Of a stem of
-    several convolutions only the one that reads pixels is an embedding."""
+    """Parameters of the embedding and of the head, which Muon leaves to its AdamW (Jordan 2024)."""
+    # Their rows are single features and classes, not directions to be made orthogonal. Of a stem of
+    # several convolutions only the one that reads pixels is an embedding.
     if not hasattr(model, "group_matcher"):
         return set()
     depths = group_parameters(model, model.group_matcher(), reverse=True)
@@ -146,6 +144,5 @@ def _check_name(name: str) -> None:
     if isinstance(info.opt_class, str):  # of a package that timm imports on demand
         package = info.opt_class.partition(".")[0]
         if find_spec(package) is None or not torch.cuda.is_available():
-            raise UserError(
-                f"optim.name={name} needs a CUDA device and the package {package}; use adamw"
-            )
+            needs = f"a CUDA device and the package {package}"
+            raise UserError(f"optim.name={name} needs {needs}; use adamw")
