@@ -113,13 +113,10 @@ def test_floating_point_pixels_are_refused(tmp_path):
         decode(str(tmp_path / "depth.tif"))
 
 
-FORMATS = [f"photo.{end}" for end in ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm")]
-
-
 @pytest.mark.parametrize("read", [decode, check_file])
-@pytest.mark.parametrize("name", FORMATS)
-def test_half_a_file_is_an_error_with_its_path_and_a_whole_one_passes(name, read, paint, tmp_path):
-    path = paint(tmp_path / name, 64, 48)
+@pytest.mark.parametrize("end", ["jpg", "png", "bmp", "gif", "webp", "tif", "ppm"])
+def test_half_a_file_is_an_error_with_its_path_and_a_whole_one_passes(end, read, paint, tmp_path):
+    path = paint(tmp_path / f"photo.{end}", 64, 48)
     read(str(path))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

@@ -8,7 +8,6 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from vitrail.attention.positions.learned import Learned
@@ -68,34 +67,29 @@ def test_learned_positions_and_pooling_latents_are_not_decayed(position, optim):
     assert not [name for name in found if "position" in name or "latent" in name or "pos_" in name]
 
 
-def wrapped_in_ddp(model: nn.Module) -> nn.Module:
-    """DDP without a process group: only the nesting matters here."""
-    ddp = DistributedDataParallel.__new__(DistributedDataParallel)
-    nn.Module.__init__(ddp)
-    ddp.module = model
-    return ddp
+class InDDP(nn.Module):
+    """As a model lies in DDP, without its processes."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
 
 
-WRAPPERS = {
-    "compiled": torch.compile,
-    "compiled in place": lambda model: model.compile() or model,
-    "in DDP": wrapped_in_ddp,
-    "averaged": AveragedModel,
-}
+def in_place(model: nn.Module) -> nn.Module:
+    model.compile()
+    return model
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize(
+    "wrap", [torch.compile, in_place, InDDP, AveragedModel], ids=lambda wrap: wrap.__name__
+)
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
 def test_wrapping_a_model_changes_no_group(wrap, name, layer_decay, optim):
     model, optim = vit(), optim(name=name, layer_decay=layer_decay)
-    plain, wrapped = (
-        [
-            (group["lr"], group["weight_decay"], [p.shape for p in group["params"]])
-            for group in optim.build(one, 10)[0].param_groups
-        ]
-        for one in (model, wrap(copy.deepcopy(model)))
-    )
+    plain, wrapped = (optim.groups(one) for one in (model, wrap(copy.deepcopy(model))))
+    for group in (*plain, *wrapped):
+        group["params"] = [parameter.shape for parameter in group["params"]]
     assert wrapped == plain
 
 
