@@ -66,7 +66,7 @@ class Dataset(Protocol):
     """Where labelled images come from. Building one reads nothing; one with files takes `root`."""
 
     def prepare(self) -> None:
-        """Download and unpack what is missing. Called in one process, before any calls `read`."""
+        """Download and unpack what is missing, if anything; in one process, before any `read`."""
 
     def read(self) -> Splits:
         """List every image; large ones as files. Raises `UserError`."""

@@ -123,9 +123,8 @@ class ImageData(pl.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """List all images, and decode or check those of a stage: fit, validate or test."""
         splits = {"fit": ["train", "val"], "validate": ["val"], "test": [self.evaluated_split]}
-        for split in splits[stage] if stage else []:
-            if self.has_split(split):
-                self._ready(split)
+        for split in filter(self.has_split, splits[stage] if stage else []):
+            self._ready(split)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -17,8 +17,7 @@ def stratified(labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Indices of the images to keep and to hold out: `share` of every class, rounded.
 
     With a share above 0, a class of two or more images has at least one on each side; a single
-    image is kept. What is held out of a class depends on its own images alone, not on other classes
-    or label numbers.
+    image is kept. What is held out of a class depends on its own images alone.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():

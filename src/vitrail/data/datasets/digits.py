@@ -3,19 +3,16 @@
 import torch
 from sklearn.datasets import load_digits
 
-from vitrail.data.images import Images, Splits
+from vitrail.data.images import Dataset, Images, Splits
 from vitrail.data.split import stratified
 
 
-class Digits:
+class Digits(Dataset):
     """The test half of UCI's optical digits; 20 % of every class are kept for testing here.
 
     Pixels of 0 to 16 are stretched to 0 to 255 and repeated in three channels, so that any model
     takes them.
     """
-
-    def prepare(self) -> None:
-        """Nothing to fetch."""
 
     def read(self) -> Splits:
         digits = load_digits()

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.images import EXTENSIONS, Splits, folder_names, read_class_folders
+from vitrail.data.images import EXTENSIONS, Dataset, Splits, folder_names, read_class_folders
 from vitrail.errors import UserError
 
 _SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder:
+class ImageFolder(Dataset):
     """`root/<split>/<class>/…` for any of train, val and test; or `root/<class>/…`, not yet split.
 
     Classes are the folder names of all splits together, sorted. Hidden files and folders and files
@@ -18,9 +18,6 @@ class ImageFolder:
     """
 
     root: Path
-
-    def prepare(self) -> None:
-        """Nothing to fetch."""
 
     def read(self) -> Splits:
         if not self.root.is_dir():

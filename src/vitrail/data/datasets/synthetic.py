@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.data.images import Images, Splits
+from vitrail.data.images import Dataset, Images, Splits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthetic:
+class Synthetic(Dataset):
     """Each class is a coarse pattern of colours, and its images are that pattern under noise.
 
     Args:
@@ -27,9 +27,6 @@ class Synthetic:
     test: int
     noise: float
     seed: int
-
-    def prepare(self) -> None:
-        """Nothing to fetch."""
 
     def read(self) -> Splits:
         size = self.image_size if isinstance(self.image_size, int) else tuple(self.image_size)
