@@ -5,10 +5,13 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import FSDPStrategy
+from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
 from vitrail.errors import UserError
+from vitrail.model import ViT
 from vitrail.training.ema import EMA
+from vitrail.training.schedule import WarmupCosine
 from vitrail.training.strategies import FSDP
 
 DATA, ONE = DataLoader(torch.zeros(3, 1)), DataLoader(torch.zeros(1, 1))
@@ -172,3 +175,23 @@ def test_sharded_weights_are_refused_before_anything_is_averaged(strategy):
 def test_a_decay_that_averages_nothing_is_refused(decay):
     with pytest.raises(ValueError, match=r"ema_decay must be in \(0, 1\), such as 0.999"):
         EMA(decay)
+
+
+def test_a_short_training_on_digits_is_averaged_to_what_it_learned(trainer, classify, optim):
+    digits = load_digits()
+    images = torch.from_numpy(digits.images).float()[:, None].expand(-1, 3, -1, -1) / 8 - 1
+    pairs = zip(images.split(64), torch.from_numpy(digits.target).long().split(64), strict=True)
+    batches = [(image, label, None) for image, label in pairs]
+    train = DataLoader(batches[:22], batch_size=None, shuffle=True)
+    held = DataLoader(batches[22:], batch_size=None)
+    torch.manual_seed(0)
+    network = ViT(image_size=8, patch_size=2, dim=32, depth=2, heads=2, num_classes=10)
+    schedule = WarmupCosine(warmup=0.1, final=0.0)
+    model = classify(10, network, optim=optim(lr=3e-3, weight_decay=0.05, schedule=schedule))
+    fitted = trainer(max_epochs=12, callbacks=[EMA(0.999)], limit_val_batches=0)
+    fitted.fit(model, train, held)
+    averaged = fitted.test(model, held, verbose=False)[0]["test/acc"]
+    fitted.callbacks[0]._swap_models(model)
+    raw = trainer().test(model, held, verbose=False)[0]["test/acc"]
+    assert averaged > 0.5, "264 steps have learned something"
+    assert averaged >= raw - 0.02
