@@ -62,8 +62,8 @@ def as_list(word: str) -> str:
 def listed(call: HydraConf, groups: list[str]) -> DictConfig | None:
     """The config without the keys that `+` adds to the YAML; None where none are added.
 
-    A choice of one of the command's groups is no such key. Hydra takes any folder of configs for
-    a group; one that this command does not read is a key that nobody reads.
+    A choice of one of the command's groups adds none. Hydra takes any folder of configs for a
+    group, also one that this command does not read.
     """
     task = typed(call.overrides.task)
     kept = [
@@ -77,10 +77,7 @@ def listed(call: HydraConf, groups: list[str]) -> DictConfig | None:
 
 
 def register() -> None:
-    """Teach OmegaConf the folders that configs name as `hydra.run.dir: ${run_folder:…}`.
-
-    A config asks each question once and remembers the answer.
-    """
+    """Teach OmegaConf the folders that configs name as `hydra.run.dir: ${run_folder:…}`."""
     for resolver in (run_folder, eval_folder, bench_folder):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, use_cache=True, replace=True)
 
@@ -99,16 +96,15 @@ def eval_folder(ckpt_path: str, name: str) -> str:
     return new_folder(str((folder_of_run(ckpt_path) or Path(ckpt_path).parent) / "eval" / name))
 
 
-def bench_folder(into: str | None, compare: object, runs: object, name: str, bench: str) -> str:
+def bench_folder(into: str | None, compare: object, name: str, bench: str) -> str:
     """The folder `into`, to go on there; else a new one like `name`, and what is done in it."""
     if into is None:
-        what = "compare" if compare is not None else "runs" if runs is not None else bench
-        return new_folder(f"{name}_bench_{what}")
-    if not Path(into).expanduser().is_dir():
+        return new_folder(f"{name}_bench_{bench if compare is None else 'compare'}")
+    if not (folder := Path(into).expanduser()).is_dir():
         raise UserError(
             f"into={into} is not a folder; name one that holds a measurement to go on with"
         )
-    return str(Path(into).expanduser())
+    return str(folder)
 
 
 def folder_of_run(ckpt_path: str) -> Path | None:
@@ -125,22 +121,19 @@ def folder_of_run(ckpt_path: str) -> Path | None:
     return path.parent.parent if path.parent.name == CHECKPOINTS else None
 
 
-def new_folder(name: str) -> str:
+def new_folder(name: str, number: int = 1) -> str:
     """Make a folder that no run has yet: `name`, or `name-2`, … where another run was quicker."""
-    candidate, number = name, 1
-    while True:
-        try:
-            Path(candidate).mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            candidate = f"{name}-{number}"
-        except OSError as error:
-            raise UserError(
-                f"cannot make the run folder {candidate}: {error.strerror}; "
-                "choose another with hydra.run.dir=…"
-            ) from error
-        else:
-            return candidate
+    folder = name if number == 1 else f"{name}-{number}"
+    try:
+        Path(folder).mkdir(parents=True)
+    except FileExistsError:
+        return new_folder(name, number + 1)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the run folder {folder}: {error.strerror}; "
+            "choose another with hydra.run.dir=…"
+        ) from error
+    return folder
 
 
 def job_name(call: HydraConf) -> str | None:
@@ -159,25 +152,20 @@ def around_job(call: HydraConf) -> AbstractContextManager:
 
 @contextmanager
 def _removed_if_unused(folder: Path, record: str | None) -> Iterator[None]:
-    """Leave no folder behind by a command that was refused before it wrote anything into it.
-
-    record: the folder inside it that Hydra keeps the command in, where it does.
-    """
+    """Remove the folder of a command that wrote no more into it than Hydra's `record` folder."""
     try:
         yield
     finally:
         if {path.name for path in folder.iterdir()} <= {record}:
-            for path in folder.iterdir():
-                shutil.rmtree(path)
-            folder.rmdir()
+            shutil.rmtree(folder)
 
 
 @contextmanager
 def _as_single_run(call: HydraConf) -> Iterator[None]:
     """Let one job of a sweep find and leave this process as it would be for the job alone.
 
-    Lightning starts the same command line again for every further device: here that must not be
-    the whole sweep. It leaves its process group and the variables that name its place in it.
+    Lightning starts this command line again for every further device, which must not be the whole
+    sweep, and leaves its process group and environment variables behind.
     """
     command, environment = sys.argv, dict(os.environ)
     hydras = [own for own in typed(call.overrides.hydra) if not own.startswith("hydra.mode=")]
@@ -196,10 +184,10 @@ def _as_single_run(call: HydraConf) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed in this process; does nothing where there is another library.
+    """Have glibc, where it is the C library, keep what is freed in this process.
 
-    By default a tensor above 32 MiB goes back to the system when it is freed, and the next one
-    comes page by page, each one cleared first: up to a fifth of a training step on a CPU.
+    By default every tensor above 32 MiB goes back to the system, and the next one comes in cleared
+    pages: up to a fifth of a training step on a CPU.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

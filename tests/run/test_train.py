@@ -41,8 +41,8 @@ def test_a_checkpoint_is_evaluated_by_any_backend_without_a_word(tmp_path, capsy
     best = train(config("backend=eager", "precision=32-true"), tmp_path).best
     before = set(tmp_path.rglob("*"))
     capsys.readouterr()
-    own = evaluate_checkpoint(best, keep_logits=True)
-    other = evaluate_checkpoint(best, backend="sdpa_flash", gate=True, keep_logits=True)
+    own = evaluate_checkpoint(best)
+    other = evaluate_checkpoint(best, backend="sdpa_flash")
     assert capsys.readouterr().out == ""
     assert set(tmp_path.rglob("*")) == before
     [layer] = other.layers.values()

@@ -249,7 +249,8 @@ def test_only_the_first_process_looks(tmp_path):
     other = SimpleNamespace(
         is_global_zero=False, sanity_checking=False, current_epoch=0, num_val_batches=[1]
     )
-    maps.on_validation_batch_end(other, SimpleNamespace(), None, (picture()[None], None, None), 0)
+    module = SimpleNamespace(network=None)
+    maps.on_validation_batch_end(other, module, None, (picture()[None], None, None), 0)
     assert not (tmp_path / "attention").exists()
 
 

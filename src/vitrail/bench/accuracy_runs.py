@@ -79,7 +79,7 @@ class AccuracyBench:
         keys = {"trained_with": name, "seed": int(seed)}
         try:
             result = self._train(name, int(seed))
-            first = evaluate_checkpoint(result.best, gate=True, keep_logits=True)
+            first = evaluate_checkpoint(result.best)
         except (Refused, FailedGate) as refused:
             return [{"evaluated_with": name, **keys, "refused": str(refused)}]
         trained = {
@@ -93,7 +93,7 @@ class AccuracyBench:
         for other in (other for other in backends.names() if other != name):
             row = {"evaluated_with": other, **keys}
             try:
-                told = evaluate_checkpoint(result.best, backend=other, gate=True, keep_logits=True)
+                told = evaluate_checkpoint(result.best, backend=other)
             except (Refused, FailedGate) as refused:
                 rows.append(row | {"refused": str(refused)})
             else:

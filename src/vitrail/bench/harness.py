@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import pandas as pd
 from hydra import compose
-from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.progress_bar import ProgressBar
@@ -24,7 +23,7 @@ from vitrail.bench.results import LOGGER, RESULTS, Results, Subject, lines_of
 from vitrail.configuration import read_switches
 from vitrail.errors import UserError
 from vitrail.run.console import next_command
-from vitrail.run.plan import build_loggers
+from vitrail.run.plan import build
 from vitrail.startup import quiet_libraries
 from vitrail.tracking import environment
 from vitrail.tracking.loggers import open_loggers
@@ -85,9 +84,8 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
             f"ckpt_path={config.ckpt_path} is not used by bench.py, which measures fresh weights; "
             "leave it out, or evaluate it with eval.py"
         )
-    loggers = build_loggers(config)
-    build = instantiate(config.bench, _partial_=True, _convert_="all")
-    measurement: Measurement = build(config=config, folder=folder)
+    loggers = build(config.logger)
+    measurement: Measurement = build(config.bench, _partial_=True)(config=config, folder=folder)
     results = Results(folder, _subject(config, overrides, measurement.keys))
     cells, console = measurement.cells(), console_of()
     begun = datetime.now()

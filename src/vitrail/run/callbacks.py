@@ -4,8 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -14,7 +12,7 @@ from vitrail.run.checkpoint import BestAndLast
 from vitrail.run.console import say
 from vitrail.run.plan import Plan
 from vitrail.tracking.loggers import Loggers
-from vitrail.tracking.receipt import watch
+from vitrail.tracking.receipt import Receipt, watch
 from vitrail.training.progress import PeakMemory, Progress, Throughput
 
 
@@ -36,15 +34,13 @@ class StopBetweenBatches(Callback):
         if trainer.world_size == 1:
             self._before = signal.signal(signal.SIGINT, self._stop)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, *_: object) -> None:
         self._restore()
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *_: object) -> None:
         self._restore()
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def _stop(self, *_: object) -> None:
         self._restore()
         self.asked = True
         # Not by print, which may be what the signal has interrupted.
@@ -58,23 +54,16 @@ class StopBetweenBatches(Callback):
 
 
 class CompileTime(Callback):
-    """Says how long the first step took, in which torch compiles, beside the third.
-
-    The second is the one that `KernelWatch` profiles.
-    """
+    """Says how long the first step took, which compiles, and the third: the second is profiled."""
 
     def __init__(self) -> None:
         self._began = 0.0
         self._took: list[float] = []
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: object) -> None:
         self._began = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         if len(self._took) < 3:
             self._took.append(clock(pl_module.device.type) - self._began)
             if len(self._took) == 3:
@@ -94,22 +83,9 @@ def step_callbacks(
 ) -> list[Callback]:
     """The callbacks with a hook inside the loop, but for EMA, which a loop of torch would have too.
 
-    Args:
-        plan: of the run, for its receipt.
-        loggers: of the run.
-        folder: of the run.
-        stopping: what Ctrl-C does.
-        checkpoints: what is saved, and when.
-        compiled: whether the network runs under torch.compile.
-        from_step: the optimizer step that this part of the run begins at.
+    plan, compiled and from_step are what the receipt in the run's `folder` tells, see `Receipt`.
     """
-    receipt = watch(
-        plan.layers,
-        loggers,
-        folder,
-        precision=plan.precision,
-        compiled=compiled,
-        from_step=from_step,
-    )
+    facts = {"precision": plan.precision, "compiled": compiled, "from_step": from_step}
+    kernels = watch(Receipt(layers=plan.layers, **facts), loggers, folder)
     compiling = [CompileTime()] if compiled else []
-    return [Progress(), Throughput(), PeakMemory(), receipt, stopping, checkpoints, *compiling]
+    return [Progress(), Throughput(), PeakMemory(), kernels, stopping, checkpoints, *compiling]

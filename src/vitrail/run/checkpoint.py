@@ -52,8 +52,7 @@ class Checkpoint:
             choices: this command's choice in each config group.
 
         Raises:
-            UserError: for an experiment, which would replace the config that is to go on, and for
-                what the optimizer's restored state would override in turn.
+            UserError: an override that a run cannot go on with.
         """
         config = OmegaConf.create(self.description["unresolved_config"])
         for override in overrides:
@@ -152,8 +151,8 @@ def read(ckpt_path: str) -> Checkpoint:
 class WholeFiles(TorchCheckpointIO):
     """Writes a checkpoint beside its place and renames it.
 
-    Lightning's way goes through the system's folder for temporary files: where that is another
-    file system, a full disk or a kill leaves half a checkpoint under the final name.
+    Lightning's way goes through the system's temporary folder: where that is another file system,
+    a full disk or a kill leaves half a checkpoint under the final name.
     """
 
     def save_checkpoint(
@@ -170,8 +169,7 @@ class BestAndLast(ModelCheckpoint):
     """best.ckpt (highest val/acc, the latest of equals) and last.ckpt (the last step there was).
 
     Without validation best.ckpt is the latest. Lightning's own last.ckpt is written only when a
-    best one is. When a person or the system stops the run, last.ckpt is written at the step that
-    was reached.
+    best one is; this one also where a person or the system stops the run.
     """
 
     def __init__(self, run_dir: Path, *, validated: bool):
@@ -244,21 +242,16 @@ class BestAndLast(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the best so far where it lies here, as in a folder that was renamed."""
-        here = Path(self.dirpath)
-        if not (here / "best.ckpt").is_file():
+        if not (Path(self.dirpath) / "best.ckpt").is_file():
             return
 
-        def moved(path: str) -> str:
-            return str(here / Path(path).name) if path else path
+        def moved(value: Any) -> Any:
+            there = isinstance(value, str)
+            return value.replace(state_dict["dirpath"], self.dirpath) if there else value
 
         best = {moved(path): score for path, score in state_dict["best_k_models"].items()}
-        paths = {
-            name: moved(state_dict[name])
-            for name in ("best_model_path", "kth_best_model_path", "last_model_path")
-        }
-        super().load_state_dict(
-            {**state_dict, **paths, "best_k_models": best, "dirpath": self.dirpath}
-        )
+        here = {name: moved(value) for name, value in state_dict.items()}
+        super().load_state_dict(here | {"best_k_models": best})
 
     def _write_last(self, trainer: Trainer) -> None:
         fitting = trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking
@@ -271,10 +264,9 @@ class BestAndLast(ModelCheckpoint):
 class SelfDescription(Callback):
     """Puts what a checkpoint must know into it as hyper-parameters, in plain containers alone.
 
-    Keys: vitrail (the version that wrote it), config (resolved), unresolved_config (the same with
-    its interpolations, so that a resumed run's overrides reach what follows from them),
-    environment, and the facts: classes, mean, std, image_size, precision, backends (layer -> name),
-    wandb_id.
+    Keys: vitrail (the version that wrote it), config (resolved), unresolved_config (where a resumed
+    run's overrides reach what follows from them), environment, and the facts: classes, mean, std,
+    image_size, precision, backends (layer -> name), wandb_id.
     """
 
     def __init__(self, config: DictConfig, **facts: Any):

@@ -4,7 +4,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import nn
 
 from vitrail.attention import backends
-from vitrail.attention.backends import AUTO, Request
+from vitrail.attention.backends import AUTO, Backend, Request
 from vitrail.attention.selection.layers import LayerPlan
 from vitrail.data.module import ImageData
 from vitrail.model import ViT
@@ -91,23 +91,18 @@ def training_line(trainer: Trainer, batch_size: int, done: int) -> str:
     """
     steps = f"{trainer.estimated_stepping_batches:,} optimizer steps"
     before = f" of which {done:,} are done," if done else ","
-    batch = f"batch {batch_size}"
-    for factor, what in (
-        (trainer.world_size, "processes"),
-        (trainer.accumulate_grad_batches, "accumulated"),
-    ):
-        batch += f" x {factor} {what}" if factor > 1 else ""
-    return f"{steps}{before} {batch}"
+    processes, batches = trainer.world_size, trainer.accumulate_grad_batches
+    together = f" x {processes} processes" if processes > 1 else ""
+    accumulated = f" x {batches} accumulated" if batches > 1 else ""
+    return f"{steps}{before} batch {batch_size}{together}{accumulated}"
 
 
 def show_backends(config: DictConfig, *, training: bool) -> None:
     """Print a row a backend: whether it can compute this config's attention here, and why not."""
     plan = Plan.asking(config, training=training)
     plan.check_backend(ASK)
-    requests = dict.fromkeys(
-        request for layer in plan.layers.values() for request in layer.requests
-    )
-    first = next(iter(requests))
+    requests = [request for layer in plan.layers.values() for request in layer.requests]
+    first = requests[0]
     shape = (first.batch, first.heads, first.queries, first.width)
     bias = "learned" if first.bias_grad else "fixed" if first.bias else "none"
     table = Table(
@@ -122,24 +117,21 @@ def show_backends(config: DictConfig, *, training: bool) -> None:
         AUTO, "yes", "measures those that can, and takes the fastest that passes the gate"
     )
     for name in backends.names():
-        lacks = against(name, requests)
-        remark = f"cannot {' or '.join(lacks)}" if lacks else _remark(name, first)
+        lacks = dict.fromkeys(lack for one in requests for lack in backends.lacks(name, one))
+        remark = f"cannot {' or '.join(lacks)}" if lacks else _remark(backends.load(name), first)
         table.add_row(name, "no" if lacks else "yes", escape(remark))
     Console().print(table)
 
 
-def against(name: str, requests: Iterable[Request]) -> list[str]:
-    """Why the backend cannot serve all of the requests, each reason once."""
-    return list(
-        dict.fromkeys(lack for request in requests for lack in backends.lacks(name, request))
-    )
+def _remark(backend: Backend, request: Request) -> str:
+    by_name = f"never auto's choice: {backend.by_name_only}" if backend.by_name_only else None
+    return "; ".join(filter(None, [backend.variant(request), by_name]))
 
 
 def next_command(name: str, **paths: Path) -> str:
     """The call of `name` (train, eval or bench) with `key=path`, started the way this command was.
 
-    The interpreter and the script are those of this process, since a shell's own `python` may lack
-    what is installed here.
+    With this process's interpreter, since a shell's own `python` may lack what is installed here.
     """
     started = Path(sys.argv[0])
     if started.suffix == ".py":
@@ -163,16 +155,10 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _remark(name: str, request: Request) -> str:
-    backend = backends.load(name)
-    by_name = f"never auto's choice: {backend.by_name_only}" if backend.by_name_only else None
-    return "; ".join(filter(None, [backend.variant(request), by_name]))
-
-
 def _short(number: float) -> str:
     """Three digits, and the letter of the power of 1000."""
-    letters = ["", " k", " M", " G", " T"]
-    while number >= 999.5 and len(letters) > 1:
+    for letter in ("", " k", " M", " G"):
+        if number < 999.5:
+            return f"{number:.3g}{letter}"
         number /= 1000
-        letters.pop(0)
-    return f"{number:.3g}{letters[0]}"
+    return f"{number:.3g} T"

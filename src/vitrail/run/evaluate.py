@@ -33,30 +33,19 @@ METRICS = ("acc", "acc_top5", "loss")  # of a report; acc_top5 where there are m
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What an evaluation found.
-
-    Attributes:
-        split: which images were evaluated.
-        epoch: that the weights are of, from 0.
-        layers: the plan of each attention layer by name, with the backend that computed it; empty
-            for a model that is not ours.
-        acc, loss: over all `count` images; loss is plain cross-entropy.
-        acc_top5: None where there are no more than 5 classes.
-        confusion: int64 (classes, classes), true x predicted.
-        logits: float32 (count, classes) on the CPU, in the data's order; None if not kept.
-        labels: int64 (count,), likewise.
-    """
+    """What an evaluation found: `Classifier.report`, and where it comes from."""
 
     split: str
-    epoch: int
-    layers: Mapping[str, LayerPlan]
+    epoch: int  # that the weights are of, from 0
+    layers: Mapping[str, LayerPlan]  # by name; empty for a model that brings its own attention
+    logits: Tensor  # float32 (count, classes) on the CPU, in the data's order
+    labels: Tensor  # int64 (count,), likewise
+    classes: Sequence[str]
     acc: float
-    loss: float
+    loss: float  # plain cross-entropy
     count: int
-    confusion: Tensor
-    acc_top5: float | None = None
-    logits: Tensor | None = None
-    labels: Tensor | None = None
+    confusion: Tensor  # int64 (classes, classes), true x predicted
+    acc_top5: float | None = None  # None where there are no more than 5 classes
 
 
 def evaluate(config: DictConfig, run_dir: Path) -> None:
@@ -64,8 +53,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     quiet_libraries()
     saved = checkpoint.read(config.ckpt_path)
     own = own_config(saved)
-    own.trainer = config.trainer
-    own.deterministic = config.deterministic
+    own.trainer, own.deterministic = config.trainer, config.deterministic
     if config.data.root is not None and "root" not in own.data:
         raise UserError(
             f"data.root={config.data.root} has no use, because the data of this checkpoint, "
@@ -83,7 +71,7 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     if config.backend == console.ASK:
         console.show_backends(own, training=False)
         return
-    evaluation = Evaluation(saved, own, backend=config.backend, split=config.split, gate=False)
+    evaluation = Evaluation(saved, own, backend=config.backend, split=config.split)
     data, plan, split = evaluation.data, evaluation.plan, evaluation.split
     whole = data.has_split("all") and config.split is None  # a folder that comes without splits
 
@@ -104,44 +92,33 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
 
     loggers = Loggers([], run_id=None)
     maps = maps_of(data, run_dir, loggers, tested=split, images=config.maps, every_n_epochs=1)
-    report = evaluation.run([LambdaCallback(on_test_start=summary), Progress(), *maps], run_dir)
+    report = evaluation.run(
+        [LambdaCallback(on_test_start=summary), Progress(), *maps],
+        enable_progress_bar=True,
+        default_root_dir=run_dir,
+    )
     publish(report, run_dir, loggers, split)
 
 
-def evaluate_checkpoint(
-    path: Path | str,
-    *,
-    backend: str | None = None,
-    split: str | None = None,
-    gate: bool = False,
-    keep_logits: bool = False,
-) -> EvaluationReport:
+def evaluate_checkpoint(path: Path | str, *, backend: str | None = None) -> EvaluationReport:
     """Evaluate a checkpoint as eval.py does, without a word on the screen and without files.
 
-    Args:
-        path: the checkpoint, which brings config, classes and precision.
-        backend: of every attention layer; None keeps those that training had.
-        split: train, val or test; None is test, or else val.
-        gate: prove the backend against float64 first, at the shapes of the evaluation.
-        keep_logits: keep every image's logits too.
-
-    Raises:
-        UserError: the checkpoint cannot be read or does not fit its model.
-        Refused, FailedGate: both UserErrors; the backend may not compute this model here.
+    backend: of every attention layer, None for those that training had; proved first, at the
+    shapes of the evaluation. Raises UserError, also as Refused or FailedGate, where the checkpoint
+    cannot be read, does not fit its model or may not be computed so here.
     """
     quiet_libraries()
     saved = checkpoint.read(str(path))
-    evaluation = Evaluation(saved, own_config(saved), backend=backend, split=split, gate=gate)
-    kept = KeptLogits() if keep_logits else None
-    found = evaluation.run([] if kept is None else [kept], None)
+    evaluation = Evaluation(saved, own_config(saved), backend=backend, gate=True)
+    kept = KeptLogits()
+    report = evaluation.run([kept], enable_progress_bar=False)
     return EvaluationReport(
-        split=evaluation.split,
-        epoch=saved.epoch,
-        layers=evaluation.plan.layers,
-        **{name: found[name] for name in ("acc", "loss", "count", "confusion")},
-        acc_top5=found.get("acc_top5"),
-        logits=None if kept is None else torch.cat(kept.logits),
-        labels=None if kept is None else torch.cat(kept.labels),
+        evaluation.split,
+        saved.epoch,
+        evaluation.plan.layers,
+        torch.cat(kept.logits),
+        torch.cat(kept.labels),
+        **report,
     )
 
 
@@ -163,7 +140,7 @@ class KeptLogits(Callback):
         pl_module.register_forward_hook(lambda _module, _given, out: self.logits.append(out.cpu()))
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: int
+        self, trainer: Trainer, pl_module: LightningModule, _: Any, batch: Any, *at: int
     ) -> None:
         self.labels.append(batch[1].cpu())
 
@@ -185,14 +162,13 @@ class Evaluation:
         config: DictConfig,
         *,
         backend: str | None,
-        split: str | None,
-        gate: bool,
+        split: str | None = None,
+        gate: bool = False,
     ):
-        self._saved, self._config = saved, config
-        config.compile = False
+        self._path, self._config = saved.path, config
+        config.compile, config.gate = False, gate
         if backend is not None:
             config.backend = backend
-        config.gate = gate
         remembered = saved.description["backends"] if backend is None else None
         self.plan = Plan.of(config, training=False, saved=remembered)
         if backend is not None:
@@ -209,28 +185,19 @@ class Evaluation:
         set_backends(network, self.plan.layers)
         self.classifier = build_classifier(config, network, classes)
 
-    def run(self, callbacks: Sequence[Callback], folder: Path | None) -> dict[str, Any]:
-        """`Classifier.report` of the split; Lightning's own files, if any, go to the folder."""
-        trainer = build_trainer(
-            self._config,
-            precision=self.plan.precision,
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=any(isinstance(callback, Progress) for callback in callbacks),
-            callbacks=[*callbacks],
-        )
-        return measure(trainer, self.classifier, self.data, self._saved.path, self.split)
+    def run(self, callbacks: Sequence[Callback], **trainer: Any) -> dict[str, Any]:
+        """`Classifier.report` of the split; `trainer` is what the Trainer is built with besides."""
+        parts = {"logger": False, "enable_checkpointing": False, "callbacks": [*callbacks]}
+        built = build_trainer(self._config, precision=self.plan.precision, **parts, **trainer)
+        return measure(built, self.classifier, self.data, self._path, self.split)
 
 
 def maps_of(
     data: ImageData, run_dir: Path, loggers: Loggers, *, images: int | None, **when: Any
 ) -> list[AttentionMaps]:
     """The callback that draws where the model looks, none where no images are asked for."""
-    if images is None:
-        return []
     shown = {"folder": run_dir, "mean": data.mean, "std": data.std, "loggers": loggers}
-    return [AttentionMaps(images=images, **when, **shown)]
+    return [] if images is None else [AttentionMaps(images=images, **when, **shown)]
 
 
 def measure(

@@ -18,7 +18,6 @@ from vitrail.configuration import check_seed, read_switches
 from vitrail.data.module import ImageData
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.tracking.loggers import LoggerFactory
 from vitrail.training.classifier import Classifier
 from vitrail.training.precision import Hardware, attention_dtype, choose
 
@@ -65,16 +64,10 @@ def build_trainer(config: DictConfig, **parts) -> Trainer:
     return build(config.trainer, _partial_=True)(**parts)
 
 
-def build_loggers(config: DictConfig) -> dict[str, LoggerFactory]:
-    """What opens the loggers of `config.logger`, by name."""
-    return build(config.logger)
-
-
 def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> nn.Module:
     """The model of `config.model` for so many classes.
 
-    pretrained: whether to begin from the weights that the config may name; not when a checkpoint's
-    will take their place.
+    pretrained: whether to begin from the weights that the config may name.
     """
     instead = {"pretrained": None} if "pretrained" in config.model and not pretrained else {}
     return build(config.model, num_classes=num_classes, **instead)
@@ -82,21 +75,13 @@ def build_network(config: DictConfig, num_classes: int, *, pretrained: bool) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decided before any data is read, see `of`.
+    """What is decided before any data is read, see `of`."""
 
-    Attributes:
-        precision: Lightning's name of it. why_precision: half a sentence.
-        data: not read yet.
-        meta_model: the model without weights, on the meta device.
-        layers: each attention layer by name; empty for a model that is not ours, whose attention
-            is its own.
-    """
-
-    precision: str
-    why_precision: str
+    precision: str  # Lightning's name of it
+    why_precision: str  # half a sentence
     data: ImageData
-    meta_model: nn.Module
-    layers: dict[str, LayerPlan]
+    meta_model: nn.Module  # on the meta device, without weights
+    layers: dict[str, LayerPlan]  # by name; empty for a model that brings its own attention
 
     @classmethod
     def of(
@@ -106,8 +91,8 @@ class Plan:
 
         Args:
             config: composed from train.yaml, or a checkpoint's own.
-            training: whether gradients are computed, by the config's dropout.
-            saved: the backends of the checkpoint that the run goes on from, by layer.
+            training: whether gradients are computed.
+            saved: the checkpoint's backends, by layer.
 
         Raises:
             UserError: the first clash between parts.
@@ -126,21 +111,13 @@ class Plan:
         layers = {}
         if isinstance(network, ViT):
             images = torch.empty(data.batch_size, 3, *data.image_size, device="meta")
+            valid = torch.ones_like(images[:, 0], dtype=torch.bool) if padded else None
+            dtype = attention_dtype(precision)
             asked = requests_of(
-                network,
-                images,
-                torch.ones_like(images[:, 0], dtype=torch.bool) if padded else None,
-                device=device,
-                dtype=attention_dtype(precision),
-                training=training,
+                network, images, valid, device=device, dtype=dtype, training=training
             )
-            rules = Rules(
-                config.backend,
-                gate=config.gate,
-                deterministic=config.deterministic,
-                saved=saved or {},
-            )
-            layers = plan_layers(asked, network, rules)
+            own = {"gate": config.gate, "deterministic": config.deterministic}
+            layers = plan_layers(asked, network, Rules(config.backend, **own, saved=saved or {}))
         return cls(precision, why, data, network, layers)
 
     @classmethod

@@ -19,8 +19,8 @@ from vitrail.run.console import say
 from vitrail.run.evaluate import METRICS, maps_of, measure, publish
 from vitrail.run.plan import (
     Plan,
+    build,
     build_classifier,
-    build_loggers,
     build_network,
     build_trainer,
     portable,
@@ -35,18 +35,14 @@ from vitrail.training.ema import EMA
 class TrainingResult:
     """What a training came to.
 
-    Attributes:
-        folder: where everything lies that the run made.
-        best: the checkpoint that was evaluated, see `BestAndLast.best`; None where nothing was
-            trained, because the command asked for the table of backends.
-        metrics: steps (optimizer steps in all), train/seconds (of all parts of a resumed run,
-            without validation), train/images_per_second (the median), val/acc (the best), and of
-            the last evaluation test/acc, test/loss, test/acc_top5, or val/… where no test split
-            is there. What was not measured is left out.
+    metrics: steps (optimizer steps in all), train/seconds (of all parts of a resumed run, without
+    validation), train/images_per_second (the median), val/acc (the best), and of the last
+    evaluation test/acc, test/loss and test/acc_top5, or val/… without a test split. What was not
+    measured is left out.
     """
 
-    folder: Path
-    best: Path | None
+    folder: Path  # of everything that the run made
+    best: Path | None  # the checkpoint that was evaluated; None after backend=?
     metrics: Mapping[str, float]
 
 
@@ -95,13 +91,14 @@ def train(
         network.compile()
     classifier = build_classifier(config, network, classes)
     config = portable(config, data)
-    write_config(config, run_dir)
-    done = None if resumed is None else resumed.step
+    run_dir.mkdir(parents=True, exist_ok=True)
+    rank_zero_only(OmegaConf.save)(config, run_dir / "config.yaml", resolve=True)
+    done = resumed and resumed.step  # None in a new run, as all of these
     with open_loggers(
-        build_loggers(config),
+        build(config.logger),
         run_dir,
         config=OmegaConf.to_container(config, resolve=True),
-        run_id=None if resumed is None else resumed.description["wandb_id"],
+        run_id=resumed and resumed.description["wandb_id"],
         resumed_at=done,
     ) as loggers:
         validated = data.has_split("val")
@@ -153,12 +150,7 @@ def train(
             ],
         )
         try:
-            trainer.fit(
-                classifier,
-                data,
-                ckpt_path=None if resumed is None else resumed.path,
-                weights_only=True,
-            )
+            trainer.fit(classifier, data, ckpt_path=resumed and resumed.path, weights_only=True)
         except (KeyboardInterrupt, SystemExit) as stop:
             if checkpoints.last.is_file():
                 go_on = console.next_command("train", ckpt_path=checkpoints.last)
@@ -211,10 +203,3 @@ def read_classes(config: DictConfig, data: ImageData, resumed: Checkpoint | None
             f"{data.root or type(data.dataset).__name__}; leave it null to take all"
         )
     return [*classes, *(f"unused {number}" for number in range(len(classes), wanted))]
-
-
-@rank_zero_only
-def write_config(config: DictConfig, run_dir: Path) -> None:
-    """The resolved config, for people and for other programs."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, run_dir / "config.yaml", resolve=True)

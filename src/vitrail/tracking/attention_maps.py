@@ -1,7 +1,7 @@
 """Where a model looks, drawn over the images: a map for each layer, and one through them all."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,10 @@ CELL, GAP, HEADER = 120, 6, 48  # pixels
 
 @dataclass(frozen=True)
 class ImageMaps:
-    """One image and where a model looks in it.
+    """One image and where a model looks in it, without padding."""
 
-    image: (H, W, 3) in [0, 1]. maps: (H, W) each, from 0 on, by the name of their layer. Padding is
-    cut off.
-    """
-
-    image: Tensor
-    maps: Mapping[str, Tensor]
+    image: Tensor  # (H, W, 3) in [0, 1]
+    maps: Mapping[str, Tensor]  # (H, W) each, from 0 on, by the name of their layer
 
 
 def on_image(
@@ -55,9 +51,9 @@ def on_image(
     Args:
         model: whose maps they are.
         maps: as `attention_maps` gives them for a batch of this image alone.
-        image: (3, H, W) as it was normalised.
+        image: (3, H, W), normalised by mean and std.
         valid: (H, W), its real pixels; None where all are.
-        mean, std: of the normalisation.
+        mean, std: a number a channel.
     """
     height, width = image.shape[-2:]
     patch = model.patch_embed.patch_size
@@ -124,83 +120,64 @@ def draw(path: Path, rows: Sequence[ImageMaps], *, title: str) -> None:
         canvas.save(draft)
 
 
+@dataclass(kw_only=True, eq=False)
 class AttentionMaps(Callback):
     """Draws where `network` looks in the first images that a process validates or tests.
 
     Images are taken from the batches that pass by, with the weights that are evaluated: nothing
-    is loaded or drawn at random for it, and training goes on as without.
-
-    Args:
-        images: how many.
-        every_n_epochs: after which epochs' validations; a test is always drawn.
-        folder: the run's; pictures are `attention/epoch_0010.png` and `attention/<tested>.png`.
-        tested: the split that a test reads.
-        mean, std: what the images were normalised by.
-        loggers: show the pictures.
-
-    Raises:
-        UserError: a number below 1; in `setup`, a model or a strategy whose maps cannot be had.
+    is loaded or drawn at random for it, and training goes on as without. Raises UserError for a
+    number below 1 and, in `setup`, for a model or a strategy whose maps cannot be had.
     """
 
-    def __init__(
-        self,
-        *,
-        images: int,
-        every_n_epochs: int,
-        folder: Path,
-        tested: str,
-        mean: Sequence[float],
-        std: Sequence[float],
-        loggers: Loggers,
-    ):
-        for name, value in {"images": images, "every_n_epochs": every_n_epochs}.items():
+    images: int
+    every_n_epochs: int  # after these epochs' validations; a test is always drawn
+    folder: Path  # the run's, for attention/epoch_0010.png and attention/<tested>.png
+    tested: str  # the split that a test reads
+    mean: Sequence[float]  # of the images, a number a channel
+    std: Sequence[float]
+    loggers: Loggers  # show the pictures
+    _taken: list[ImageMaps] = field(default_factory=list, init=False)
+
+    def __post_init__(self):
+        for name, value in (("images", self.images), ("every_n_epochs", self.every_n_epochs)):
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"attention maps: {name} must be a whole number >= 1, got {value}")
-        self.images, self.every_n_epochs = images, every_n_epochs
-        self.folder, self.tested, self.loggers = folder / "attention", tested, loggers
-        self.mean, self.std = mean, std
-        self._taken: list[ImageMaps] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check(pl_module.network, trainer)
-
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._taken = []
-
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._taken = []
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, _: Any, batch: Any, index: int, *at: int
     ) -> None:
         epoch = trainer.current_epoch + 1
         if not trainer.sanity_checking and epoch % self.every_n_epochs == 0:
-            last = index + 1 == trainer.num_val_batches[0]
-            self._take(trainer, pl_module, batch, last, "val", f"epoch_{epoch:04}")
+            left = trainer.num_val_batches[0] - index - 1
+            self._take(trainer, pl_module.network, batch, index, left, "val", f"epoch_{epoch:04}")
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, _: Any, batch: Any, index: int, *at: int
     ) -> None:
-        last = index + 1 == trainer.num_test_batches[0]
-        self._take(trainer, pl_module, batch, last, self.tested, self.tested)
+        left = trainer.num_test_batches[0] - index - 1
+        self._take(trainer, pl_module.network, batch, index, left, self.tested, self.tested)
 
     def _take(
-        self, trainer: Trainer, module: LightningModule, batch: Any, last: bool, split: str, to: str
+        self, trainer: Trainer, network: ViT, batch: Any, index: int, left: int, split: str, to: str
     ) -> None:
         """Keep the maps of what is still wanted of a batch; with the last of it, draw and show."""
+        if index == 0:
+            self._taken = []
         wanted = self.images - len(self._taken)
         if not trainer.is_global_zero or wanted == 0:
             return
-        network, (images, _, valid) = module.network, batch
-        for index, image in enumerate(images[:wanted]):  # one by one: maps are large
-            own = None if valid is None else valid[index : index + 1]
+        images, _, valids = batch
+        for one, image in enumerate(images[:wanted]):  # one by one: maps are large
+            valid = None if valids is None else valids[one]
             with trainer.precision_plugin.forward_context():
-                maps = attention_maps(network, image[None], own)
-            own = None if own is None else own[0]
-            one = on_image(network, maps, image, own, mean=self.mean, std=self.std)
-            self._taken.append(one)
-        if last or len(self._taken) == self.images:
-            path = self.folder / f"{to}.png"
+                maps = attention_maps(network, image[None], None if valid is None else valid[None])
+            shown = on_image(network, maps, image, valid, mean=self.mean, std=self.std)
+            self._taken.append(shown)
+        if left == 0 or len(self._taken) == self.images:
+            path = self.folder / "attention" / f"{to}.png"
             title = f"{split}, {to.replace('_', ' ')}" if to != split else split
             draw(path, self._taken, title=title)
             self.loggers.show_picture(f"{split}/attention", path)

@@ -33,13 +33,11 @@ def describe() -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
-        "gpu": _gpu(),
+        "gpu": _gpu() if torch.cuda.is_available() else None,
     }
 
 
-def _gpu() -> dict[str, Any] | None:
-    if not torch.cuda.is_available():
-        return None
+def _gpu() -> dict[str, Any]:
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return {
         "cards": [

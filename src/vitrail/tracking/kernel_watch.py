@@ -40,8 +40,8 @@ class SeenKernels:
         """One row a kernel and direction, for a table."""
         return [
             {"direction": direction, "kernel": name, "calls": calls}
-            for direction in ("forward", "backward")
-            for name, calls in getattr(self, direction).items()
+            for direction, kernels in (("forward", self.forward), ("backward", self.backward))
+            for name, calls in kernels.items()
         ]
 
 
@@ -65,22 +65,17 @@ class KernelWatch(Callback):
     def __init__(
         self, promises: Mapping[str, Kernels], record: Callable[[SeenKernels], None], *, step: int
     ):
-        self._promises = promises
-        self._record = record
-        self._step = step
-        self._steps_to_go = step
+        self._promises, self._record, self._step = promises, record, step
+        self._steps_to_go: int | None = step  # None when it is over
         self._profile: profile | None = None
         self._forward: Counter[str] = Counter()
-        self._done = False
 
-    def on_train_batch_start(
-        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self._done or not trainer.is_global_zero:
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        if self._steps_to_go is None or not trainer.is_global_zero:
             return
         if torch.autograd._profiler_enabled():
             rank_zero_warn("another profiler is running, so the receipt will name no kernels")
-            self._done = True
+            self._steps_to_go = None
         elif self._steps_to_go:
             self._steps_to_go -= 1
         else:
@@ -94,58 +89,43 @@ class KernelWatch(Callback):
     def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
         if self._profile is None:
             return
-        backward = self._stop()
-        self._done = True
+        backward, self._steps_to_go = self._stop(), None
         self._record(SeenKernels(self._step, _attention(self._forward), _attention(backward)))
         if broken := broken_promises(self._promises, {*self._forward, *backward}):
             raise WrongKernel("; ".join(broken))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        # Still open when the step returned no loss: the next one is watched instead.
-        self._close()
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._stop()  # still open when the step returned no loss: the next one is watched instead
 
-    def on_exception(
-        self, trainer: Trainer, module: LightningModule, exception: BaseException
-    ) -> None:
-        self._close()
+    def on_exception(self, *_: Any) -> None:
+        self._stop()
 
     def _start(self, device: torch.device) -> None:
         self._profile = quiet_profile(device.type)
         self._profile.__enter__()
 
     def _stop(self) -> Counter[str]:
+        if self._profile is None:
+            return Counter()
         profiled, self._profile = self._profile, None
         profiled.__exit__(None, None, None)
         return Counter(event.name for event in profiled.function_events)
 
-    def _close(self) -> None:
-        if self._profile is not None:
-            self._stop()
-
 
 def quiet_profile(device: str) -> profile:
     """A profiler of what a torch device type computes, which prints nothing of its own."""
-    # Below this level it prints its start and stop, and an error without a GPU.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it prints its start, stop and lack of a GPU
     # torch.profiler.profile would first import the compiler, a second, to describe its trace.
     return profile(use_device="cuda" if device == "cuda" else None)
 
 
 def broken_promises(promises: Mapping[str, Kernels], seen: set[str]) -> list[str]:
     """What the seen kernels contradict, one sentence each; empty when every promise was kept."""
-    required = [pattern for kernels in promises.values() for pattern in kernels.required]
+    allowed = {name for one in promises.values() for name in _matching(seen, one.required)}
     broken = []
     for backend, kernels in promises.items():
-        absent = [
-            pattern
-            for pattern in sorted(kernels.required)
-            if not any(fnmatchcase(name, pattern) for name in seen)
-        ]
-        wrong = sorted(
-            name for name in seen if _any(name, kernels.forbidden) and not _any(name, required)
-        )
+        absent = sorted(name for name in kernels.required if not _matching(seen, [name]))
+        wrong = sorted(_matching(seen, kernels.forbidden) - allowed)
         if absent:
             broken.append(f"backend={backend} promises {', '.join(absent)}, which did not run")
         if wrong:
@@ -153,8 +133,8 @@ def broken_promises(promises: Mapping[str, Kernels], seen: set[str]) -> list[str
     return broken
 
 
-def _any(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _matching(seen: set[str], patterns: Iterable[str]) -> set[str]:
+    return {name for name in seen for pattern in patterns if fnmatchcase(name, pattern)}
 
 
 def _attention(kernels: Counter[str]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,17 @@ from vitrail.tracking.kernel_watch import KernelWatch, SeenKernels
 from vitrail.tracking.loggers import Loggers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What computed a run.
+    """What computed a run, or a part of one that was resumed."""
 
-    Attributes:
-        environment: as `vitrail.tracking.environment.describe` gives it.
-        precision: Lightning's name of it.
-        compiled: whether the network ran under torch.compile.
-        layers: by the module's name.
-        kernels: what the profiler saw, None until then.
-        from_step: the optimizer step that this part of the run begins at, 0 unless it was resumed.
-        earlier: receipts of the parts of the run before it was resumed, the oldest first.
-    """
-
-    environment: Mapping[str, Any]
-    precision: str
-    compiled: bool
-    layers: Mapping[str, LayerPlan]
-    kernels: SeenKernels | None = None
-    from_step: int = 0
-    earlier: Sequence[Mapping[str, Any]] = ()
+    environment: Mapping[str, Any] = field(default_factory=environment.describe)
+    precision: str  # Lightning's name of it
+    compiled: bool  # whether the network ran under torch.compile
+    layers: Mapping[str, LayerPlan]  # by the module's name
+    kernels: SeenKernels | None = None  # None until the profiler has seen them
+    from_step: int = 0  # the optimizer step that this part begins at
+    earlier: Sequence[Mapping[str, Any]] = ()  # receipts of the parts before, the oldest first
 
     def content(self) -> dict[str, Any]:
         """What the file holds, as containers that JSON knows."""
@@ -50,13 +40,10 @@ class Receipt:
         rows = []
         for name, layer in self.content()["layers"].items():
             gate, requests = layer.pop("gate"), layer.pop("requests")
-            if gate != "off":
-                largest = gate[0] if gate else {"errors": {}}
-                gate = {
-                    tensor: f"{error:.1e} of {largest['allowed'][tensor]:.1e}"
-                    for tensor, error in largest["errors"].items()
-                }
-            cells = {"layer": name, **layer, "gate": gate, **requests[0]}
+            if gate and gate != "off":
+                errors, allowed = gate[0]["errors"], gate[0]["allowed"]
+                gate = {of: f"{errors[of]:.1e} of {allowed[of]:.1e}" for of in errors}
+            cells = {"layer": name, **layer, "gate": gate or {}, **requests[0]}
             rows.append({key: _cell(value) for key, value in cells.items()})
         return rows
 
@@ -65,28 +52,15 @@ class Receipt:
         write_json(path, self.content())
 
 
-def watch(
-    layers: Mapping[str, LayerPlan],
-    loggers: Loggers,
-    folder: Path,
-    *,
-    precision: str,
-    compiled: bool,
-    from_step: int,
-) -> KernelWatch:
-    """Write the receipt now, and again with the kernels that the first steps are seen to call.
+def watch(receipt: Receipt, loggers: Loggers, folder: Path) -> KernelWatch:
+    """Write receipt.json now, and again with the kernels that the first steps are seen to call.
 
-    Args:
-        layers: the plan of each attention layer by name.
-        loggers: show layers and kernels as tables.
-        folder: the run's, for receipt.json. Receipts of earlier parts stay in the new one.
-        precision, compiled, from_step: see `Receipt`.
+    It keeps the receipts of earlier parts of the run; the loggers show layers and kernels.
     """
     path = folder / "receipt.json"
-    described = environment.describe()
-    earlier = earlier_parts(path)
-    receipt = Receipt(described, precision, compiled, layers, None, from_step, earlier)
+    receipt = replace(receipt, earlier=earlier_parts(path))
     rank_zero_only(receipt.write)(path)
+    layers = receipt.layers.values()
     if layers:
         loggers.show_table("receipt", receipt.rows())
 
@@ -95,11 +69,11 @@ def watch(
         loggers.show_table("kernels", seen.rows())
 
     promises = {
-        layer.backend.name: layer.backend.kernels(layer.requests[0], compiled=compiled)
-        for layer in layers.values()
+        layer.backend.name: layer.backend.kernels(layer.requests[0], compiled=receipt.compiled)
+        for layer in layers
     }
     # The first step of a compiled graph traces it, which calls every operator that is considered.
-    return KernelWatch(promises, record, step=1 if compiled else 0)
+    return KernelWatch(promises, record, step=1 if receipt.compiled else 0)
 
 
 def earlier_parts(path: Path) -> list[dict[str, Any]]:
@@ -113,10 +87,8 @@ def earlier_parts(path: Path) -> list[dict[str, Any]]:
 
 def _layer(layer: LayerPlan) -> dict[str, Any]:
     proved = layer.gate or layer.backend.name == "reference"
-    results = [
-        {"errors": result.errors, "allowed": result.allowed, "seconds": result.seconds}
-        for result in layer.gate
-    ]
+    told = ("errors", "allowed", "seconds")
+    results = [{name: getattr(result, name) for name in told} for result in layer.gate]
     return {
         "requests": [vars(request) for request in layer.requests],
         "requested": layer.requested,

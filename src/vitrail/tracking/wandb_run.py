@@ -5,12 +5,12 @@ wandb is imported only where a run is opened.
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import env_override
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
@@ -26,25 +26,17 @@ STEP = "trainer/global_step"
 class WandbRun:
     """How a run appears in W&B.
 
-    Args:
-        project: the project it belongs to.
-        entity: user or team that owns the project, None for the account's default.
-        mode: `offline` records in the run's folder, `online` uploads as well, `disabled` does
-            nothing and does not import wandb. The environment variable WANDB_MODE wins, so that one
-            variable rules a machine.
-        name: the run's name, None for a random one.
-        group: runs of a group are shown together, None for none.
-        tags: labels to filter by.
-        log_model: upload the checkpoints when training has finished; online only.
+    mode: `offline` records in the run's folder, `online` uploads as well, `disabled` does nothing
+    and does not import wandb. The environment variable WANDB_MODE wins, for a whole machine.
     """
 
     project: str
-    entity: str | None
+    entity: str | None  # user or team that owns the project, None for the account's default
     mode: str
-    name: str | None
-    group: str | None
+    name: str | None  # None for a random one
+    group: str | None  # runs of a group are shown together
     tags: Sequence[str]
-    log_model: bool
+    log_model: bool  # upload the checkpoints when training has finished; online only
 
     def __post_init__(self):
         _check_mode("logger.wandb.mode", self.mode)
@@ -57,7 +49,10 @@ class WandbRun:
         `resumed_at` is not used: W&B keeps the points that will be logged again, and shows both.
         Raises UserError within seconds where online has no key or no answer; it never asks.
         """
-        if (mode := self._mode()) == "disabled":
+        named = os.environ.get("WANDB_MODE", "")
+        mode = ALIASES.get(named, named) or self.mode
+        _check_mode("WANDB_MODE", mode)
+        if mode == "disabled":
             return None
         import wandb
 
@@ -103,12 +98,6 @@ class WandbRun:
             add_file_policy="immutable",  # uploaded after training, so it needs no second copy
         )
 
-    def _mode(self) -> str:
-        named = os.environ.get("WANDB_MODE", "")
-        mode = ALIASES.get(named, named) or self.mode
-        _check_mode("WANDB_MODE", mode)
-        return mode
-
 
 def _check_mode(key: str, mode: str) -> None:
     if mode not in MODES:
@@ -136,20 +125,9 @@ class WandbRunLogger(RunLogger, WandbLogger):
 
     def show_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = list(rows[0])
-        with _staging_in(Path(self.experiment.sync_dir)):
+        # Or wandb stages a copy of the table in the home folder, which may be read-only.
+        with env_override({"WANDB_DATA_DIR": self.experiment.sync_dir}):
             self.log_table(name, columns=columns, data=[[*row.values()] for row in rows])
 
     def close(self, exit_code: int) -> None:
         self.experiment.finish(exit_code=exit_code)
-
-
-@contextmanager
-def _staging_in(folder: Path) -> Iterator[None]:
-    """Let wandb stage a table's copy there and not in the home folder, which may be read-only."""
-    before = {name: os.environ[name] for name in ("WANDB_DATA_DIR",) if name in os.environ}
-    os.environ["WANDB_DATA_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["WANDB_DATA_DIR"]
-        os.environ.update(before)
