@@ -65,7 +65,6 @@ def forget(monkeypatch) -> None:
     """What has been found out about installed packages is found out again, and not kept."""
     monkeypatch.delenv(flash_attn.FORCED, raising=False)
     monkeypatch.setattr(flash_attn, "_modules", {})
-    monkeypatch.setattr(flash_attn, "_look", flash_attn._look.__wrapped__)
 
 
 # The parameters of `flash_attn_func` and `flash_attn_varlen_func`, in their order.

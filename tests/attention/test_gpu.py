@@ -259,7 +259,7 @@ def test_auto_finds_the_fastest_here(tmp_path, monkeypatch):
     assert len(choice.times) > 1
 
 
-@pytest.mark.parametrize("generation", flash_attn.GENERATIONS, ids=lambda one: one.name)
+@pytest.mark.parametrize("generation", flash_attn.GENERATIONS.values(), ids=lambda one: one.name)
 def test_an_installed_flash_attn_has_the_parameters_that_are_passed(generation):
     if not generation.installed():
         pytest.skip(f"{generation.name} is not installed")

@@ -27,16 +27,15 @@ MASKS = {"padding": "a padding mask", "mask": "an attention mask", "pattern": "a
 
 
 class Refused(UserError):
-    """A named backend cannot serve a request; the message says what clashes and what would work."""
+    """A backend cannot serve a request; the message says what clashes and what would work."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What one attention call asks of a backend: all that decides who can serve it, no tensor.
 
-    device is a torch device type; compute is the CUDA compute capability, None elsewhere. width is
-    the per-head width d; masks are `Mask.kinds`, and pattern is the rule where that is one of them.
-    dropout is the share of attention weights that are dropped.
+    device: a torch device type. width: of a head, d. masks: `Mask.kinds`. pattern: the rule where
+    that is one of them. dropout: a share. compute: the CUDA compute capability, None elsewhere.
     """
 
     device: str
@@ -56,28 +55,22 @@ class Request:
 
     @property
     def scores(self) -> int:
-        """How many scores there are: one for each query and key of each head."""
+        """How many scores there are."""
         return self.batch * self.heads * self.queries * self.keys
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, dropout_p: float):
         """The request that attention over these (B, h, N, d) tensors makes."""
-        learned = bias is not None and bias.requires_grad
+        batch, heads, queries, width = q.shape
+        recorded = torch.is_grad_enabled()
         return cls(
-            device=q.device.type,
-            dtype=q.dtype,
-            batch=q.shape[0],
-            heads=q.shape[1],
-            queries=q.shape[2],
-            keys=k.shape[2],
-            width=q.shape[3],
+            *(q.device.type, q.dtype, batch, heads, queries, k.shape[2], width),
             masks=mask.kinds,
             pattern=mask.pattern,
             bias=bias is not None,
-            bias_grad=learned and torch.is_grad_enabled(),
+            bias_grad=recorded and bias is not None and bias.requires_grad,
             dropout=dropout_p,
-            backward=torch.is_grad_enabled()
-            and (q.requires_grad or k.requires_grad or v.requires_grad),
+            backward=recorded and (q.requires_grad or k.requires_grad or v.requires_grad),
             compute=compute_capability(q.device),
         )
 
@@ -106,37 +99,26 @@ class Capability:
 
     def missing(self, request: Request) -> list[str]:
         """What the request needs and this lacks, each as "take X" after the word "cannot"."""
-        lacks = []
-        if request.dtype not in self.dtypes:
-            lacks.append(f"compute in {_name(request.dtype)}")
-        if (
-            request.compute is not None
-            and self.compute is not None
-            and request.compute < self.compute
-        ):
-            lacks.append("run on compute capability {}.{}".format(*request.compute))
-        lacks += [f"honour {MASKS[kind]}" for kind in sorted(request.masks - self.masks)]
-        if request.bias and not self.bias:
-            lacks.append("add a bias to the scores")
-        if request.bias and self.bias and request.bias_grad and not self.bias_grad:
-            lacks.append("give the gradient of a bias")
-        if request.dropout and not self.dropout:
-            lacks.append("drop attention weights")
-        if request.backward and not self.backward:
-            lacks.append("compute gradients")
-        if rules := self._broken_by(request.width, request.dtype):
-            lacks.append(f"take head width {request.width} ({', '.join(rules)})")
-        return lacks
-
-    def _broken_by(self, width: int, dtype: torch.dtype) -> list[str]:
-        rules = []
-        if width < self.min_width:
-            rules.append(f"at least {self.min_width}")
-        if self.max_width is not None and width > self.max_width:
-            rules.append(f"at most {self.max_width}")
-        if width % (multiple := self.multiple_of.get(dtype, 1)):
-            rules.append(f"a multiple of {multiple}")
-        return rules
+        width, compute, dtype = request.width, request.compute, request.dtype
+        gpu = "compute capability {}.{}".format(*compute) if compute else request.device
+        multiple = self.multiple_of.get(dtype, 1)
+        widths = {
+            f"at least {self.min_width}": width < self.min_width,
+            f"at most {self.max_width}": self.max_width is not None and width > self.max_width,
+            f"a multiple of {multiple}": width % multiple,
+        }
+        rules = ", ".join(rule for rule, broken in widths.items() if broken)
+        lacks = {
+            f"compute in {str(dtype).removeprefix('torch.')}": dtype not in self.dtypes,
+            f"run on {gpu}": compute and self.compute and compute < self.compute,
+            **{f"honour {MASKS[kind]}": True for kind in sorted(request.masks - self.masks)},
+            "add a bias to the scores": request.bias and not self.bias,
+            "give the gradient of a bias": self.bias and request.bias_grad and not self.bias_grad,
+            "drop attention weights": request.dropout and not self.dropout,
+            "compute gradients": request.backward and not self.backward,
+            f"take head width {width} ({rules})": rules,
+        }
+        return [lack for lack, there in lacks.items() if there]
 
 
 @dataclass(frozen=True)
@@ -151,20 +133,10 @@ class Kernels:
 FUSED = frozenset({"aten::_scaled_dot_product_*_attention*", "triton_tem_fused_*flex_attention*"})
 
 
-def written_out(*, compiled: bool) -> Kernels:
-    """What the formula is when it is written out in torch, and not handed to a fused kernel."""
-    if compiled:  # softmax is fused with its neighbours, under a name of the compiler's making
-        return Kernels(forbidden=FUSED)
-    return Kernels(
-        required=frozenset({"aten::bmm", "aten::_softmax"}),
-        forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
-    )
-
-
 class Backend:
     """One way to compute attention; subclasses say what it can do, and do it in `__call__`.
 
-    keeps_scores: whether memory grows with N², because scores are written out. by_name_only: why
+    keeps_scores: whether scores are written out, so that memory grows with N². by_name_only: why
     `auto` never picks it, None where it may.
     """
 
@@ -193,37 +165,35 @@ class Backend:
         """
         raise NotImplementedError
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-    ) -> Tensor:
-        """softmax(q k^T * scale + bias, over what is visible) v, (B, h, N, d); dead rows give 0."""
+    def __call__(self, q, k, v, *, mask: Mask, bias, scale: float, dropout_p: float) -> Tensor:
+        """softmax(q k^T * scale + bias, over what is visible) v, (B, h, N, d); dead rows give 0.
+
+        q, k, v: (B, h, N, d), with any number of keys. bias: (1|B, 1|h, N, N) float, or None.
+        """
         raise NotImplementedError
 
-    def packed(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        scale: float,
-        dropout_p: float,
-    ) -> Tensor:
+    def packed(self, q, k, v, *, cu_seqlens, max_seqlen: int, scale: float, dropout_p: float):
         """Attention of each sample to itself on packed tokens (total, h, d), in one kernel.
 
         cu_seqlens: (B + 1,) int32, where each sample begins, and the total. Only for a backend
         whose capability says `packed`.
         """
         raise NotImplementedError
+
+
+class WrittenOut(Backend):
+    """The formula written out in torch, and not handed to a fused kernel."""
+
+    keeps_scores = True
+    capabilities = {EVERYWHERE: Capability()}
+
+    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
+        if compiled:  # softmax is fused with its neighbours, under a name of the compiler's making
+            return Kernels(forbidden=FUSED)
+        return Kernels(
+            required=frozenset({"aten::bmm", "aten::_softmax"}),
+            forbidden=frozenset({"aten::scaled_dot_product_attention", "aten::_safe_softmax"}),
+        )
 
 
 def names() -> list[str]:
@@ -281,7 +251,3 @@ def without_autocast(device: str) -> AbstractContextManager:
     if torch.amp.is_autocast_available(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -4,16 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.attention.backends import (
-    EVERYWHERE,
-    HALVES,
-    Backend,
-    Capability,
-    Kernels,
-    Request,
-    without_autocast,
-    written_out,
-)
+from vitrail.attention.backends import HALVES, WrittenOut, without_autocast
 
 
 def centred(k: Tensor, valid: Tensor | None) -> Tensor:
@@ -33,13 +24,8 @@ def centred(k: Tensor, valid: Tensor | None) -> Tensor:
     return k - (keys.sum(-2, keepdim=True, dtype=precise) / count).to(k.dtype)
 
 
-class Eager(Backend):
+class Eager(WrittenOut):
     name = "eager"
-    keeps_scores = True
-    capabilities = {EVERYWHERE: Capability()}
-
-    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
-        return written_out(compiled=compiled)
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         hidden = None if (visible := mask.visible(q.device)) is None else ~visible

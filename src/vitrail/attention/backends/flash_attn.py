@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import metadata
 from types import ModuleType
 
@@ -41,9 +40,9 @@ class Generation:
     module: str
     distribution: str
     majors: frozenset[int]
-    dropout: bool
     operator: str
-    in_graphs: bool
+    dropout: bool = False
+    in_graphs: bool = False
 
     def installed(self) -> bool:
         """Found out without importing anything."""
@@ -52,11 +51,6 @@ class Generation:
             return _version(self.distribution) is not None
         spec = importlib.util.find_spec(package)
         return spec is not None and spec.origin is not None
-
-    def title(self) -> str:
-        """Name and version, such as "FA2 2.8.3"."""
-        version = _version(self.distribution) or getattr(_load(self), "__version__", "unknown")
-        return f"{self.name} {version}"
 
     def lacks(
         self, compute: tuple[int, int], width: int, *, dropout: bool, backward: bool
@@ -75,36 +69,27 @@ class Generation:
         return lacks
 
 
-# The first that is installed, imports and serves the request is the one.
-GENERATIONS = (
-    Generation(
-        name="FA3",
-        module="flash_attn_interface",
-        distribution="flash-attn-3",
-        majors=frozenset({9}),
-        dropout=False,
-        operator="flash_attn_3::fwd",
-        in_graphs=False,
-    ),
-    Generation(
-        name="FA4",
-        module="flash_attn.cute",
-        distribution="flash-attn-4",
-        majors=frozenset({9, 10, 11}),
-        dropout=False,
-        operator="FlashAttn*Func",  # of autograd: its kernels are no operators of torch's
-        in_graphs=False,
-    ),
-    Generation(
-        name="FA2",
-        module="flash_attn",
-        distribution="flash-attn",
-        majors=frozenset({8, 9, 10, 11, 12}),
-        dropout=True,
-        operator="flash_attn::_flash_attn_*forward",
-        in_graphs=True,
-    ),
+FA3 = Generation(
+    "FA3", "flash_attn_interface", "flash-attn-3", frozenset({9}), operator="flash_attn_3::fwd"
 )
+FA4 = Generation(
+    "FA4",
+    "flash_attn.cute",
+    "flash-attn-4",
+    frozenset({9, 10, 11}),
+    operator="FlashAttn*Func",  # of autograd: its kernels are no operators of torch's
+)
+FA2 = Generation(
+    "FA2",
+    "flash_attn",
+    "flash-attn",
+    frozenset({8, 9, 10, 11, 12}),
+    operator="flash_attn::_flash_attn_*forward",
+    dropout=True,
+    in_graphs=True,
+)
+# By name. The first that is installed, imports and serves the request is the one.
+GENERATIONS = {one.name: one for one in (FA3, FA4, FA2)}
 
 
 class FlashAttn(Backend):
@@ -127,15 +112,18 @@ class FlashAttn(Backend):
         if request.compute is not None and self.capability(request) is not None:
             return lacks + list(_chosen(request)[1])
         # There is no GPU to choose for, so nothing is imported to find out more.
-        return lacks if any(one.installed() for one in GENERATIONS) else [*lacks, ABSENT]
+        there = any(one.installed() for one in GENERATIONS.values())
+        return lacks if there else [*lacks, ABSENT]
 
     def variant(self, request: Request) -> str | None:
         if self.refuse(request):
             return None
-        return _named(_chosen(request)[0]).title()
+        one = GENERATIONS[_chosen(request)[0]]
+        version = _version(one.distribution) or getattr(_load(one), "__version__", "unknown")
+        return f"{one.name} {version}"
 
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
-        generation = _named(_chosen(request)[0])
+        generation = GENERATIONS[_chosen(request)[0]]
         if compiled and not generation.in_graphs:
             return Kernels()
         return Kernels(required=frozenset({generation.operator}))
@@ -144,32 +132,19 @@ class FlashAttn(Backend):
         name, _ = _chosen(Request.of(q, k, v, mask, bias, dropout_p))
         q, k, v = (rearrange(tensor, "b h n d -> b n h d") for tensor in (q, k, v))
         if mask.valid is None:
-            out = _run(name, "flash_attn_func", q, k, v, scale=scale, dropout_p=dropout_p)
+            out = _run(name, q, k, v, softmax_scale=scale, dropout_p=dropout_p)
         else:
-            out = _padded(name, q, k, v, mask.valid, scale=scale, dropout_p=dropout_p)
+            out = _padded(name, q, k, v, mask.valid, softmax_scale=scale, dropout_p=dropout_p)
         return rearrange(out, "b n h d -> b h n d")
 
     def packed(self, q, k, v, *, cu_seqlens, max_seqlen, scale, dropout_p):
         one = (rearrange(tensor, "n h d -> 1 h n d") for tensor in (q, k, v))
         name, _ = _chosen(Request.of(*one, Mask(), None, dropout_p))
-        return _run(
-            name,
-            "flash_attn_varlen_func",
-            q,
-            k,
-            v,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
-            scale=scale,
-            dropout_p=dropout_p,
-        )
+        begins, longest = (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen)
+        return _run(name, q, k, v, begins, longest, softmax_scale=scale, dropout_p=dropout_p)
 
 
-def _padded(
-    name: str, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, *, scale: float, dropout_p: float
-) -> Tensor:
+def _padded(name: str, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, **options) -> Tensor:
     """Attention to the real keys of each sample; q, k, v: (B, N, h, d), valid: (B, keys).
 
     Queries stay where they are and keys are packed, the real ones first, behind which what is left
@@ -185,32 +160,22 @@ def _padded(
     k, v = (tensor.masked_fill(~valid[..., None, None], 0.0) for tensor in (k, v))
     k, v = (rearrange(one, "b n h d -> (b n) h d").index_select(0, order) for one in (k, v))
     every = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=q.device)
-    out = _run(
-        name,
-        "flash_attn_varlen_func",
-        rearrange(q, "b n h d -> (b n) h d"),
-        k,
-        v,
-        cu_seqlens_q=every,
-        cu_seqlens_k=F.pad(seen.sum(1).cumsum(0), (1, 0)).int(),
-        max_seqlen_q=queries,
-        max_seqlen_k=valid.shape[1],
-        scale=scale,
-        dropout_p=dropout_p,
-    )
+    begins = every, F.pad(seen.sum(1).cumsum(0), (1, 0)).int()
+    longest = queries, valid.shape[1]
+    out = _run(name, rearrange(q, "b n h d -> (b n) h d"), k, v, begins, longest, **options)
     return rearrange(out, "(b n) h d -> b n h d", b=batch).masked_fill(dead[..., None, None], 0.0)
 
 
-def _run(name: str, function: str, *tensors: Tensor, scale: float, dropout_p: float, **lengths):
-    options = {
-        "softmax_scale": scale,
-        "causal": False,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        **lengths,
-    }
-    if _named(name).dropout:
+def _run(name: str, q, k, v, begins=None, longest=None, *, dropout_p: float, **options) -> Tensor:
+    """One call on (B, N, h, d), or on packed tokens where samples begin, of queries and of keys."""
+    function, module = FUNCTIONS[begins is not None], _modules[name]
+    if begins is not None:
+        options["cu_seqlens_q"], options["cu_seqlens_k"] = begins
+        options["max_seqlen_q"], options["max_seqlen_k"] = longest
+    if GENERATIONS[name].dropout:
         options["dropout_p"] = dropout_p
-    out = getattr(_modules[name], function)(*tensors, **options)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    out = getattr(module, function)(q, k, v, causal=False, deterministic=deterministic, **options)
     return out[0] if isinstance(out, tuple) else out  # FA4 and early FA3 add the log-sum-exp
 
 
@@ -223,49 +188,35 @@ def _chosen(request: Request) -> tuple[str | None, tuple[str, ...]]:
 def _choose(
     compute: tuple[int, int], width: int, dropout: bool, backward: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    return _look(os.environ.get(FORCED, ""), compute, width, dropout, backward)
-
-
-@lru_cache(maxsize=1024)  # looking for packages takes longer than attention
-def _look(
-    forced: str, compute: tuple[int, int], width: int, dropout: bool, backward: bool
-) -> tuple[str | None, tuple[str, ...]]:
-    asked = [one for one in GENERATIONS if forced in ("", one.name)]
-    if not asked:
-        names = ", ".join(sorted(one.name for one in GENERATIONS))
-        return None, (f"run {FORCED}={forced} (there are {names})",)
-    there = [one for one in asked if one.installed()]
-    if not there:
-        return None, (f"run {forced}, which is not installed" if forced else ABSENT,)
-    lacks = []
-    for one in there:
+    forced, lacks = os.environ.get(FORCED, ""), []
+    if forced and forced not in GENERATIONS:
+        return None, (f"run {FORCED}={forced} (there are {', '.join(sorted(GENERATIONS))})",)
+    for one in [GENERATIONS[forced]] if forced else GENERATIONS.values():
         if isinstance(found := _load(one), str):
             lacks.append(f"import {one.module} ({found})")
-        elif why := one.lacks(compute, width, dropout=dropout, backward=backward):
+        elif found is not None:
+            why = one.lacks(compute, width, dropout=dropout, backward=backward)
+            if not why:
+                return one.name, ()
             lacks += why
-        else:
-            return one.name, ()
-    return None, tuple(lacks)
+    return None, tuple(lacks or [f"run {forced}, which is not installed" if forced else ABSENT])
 
 
-_modules: dict[str, ModuleType | str] = {}  # by generation; the reason in place of a broken one
+# What has been imported, by generation: None where it is absent, the reason where it is broken.
+_modules: dict[str, ModuleType | str | None] = {}
 
 
-def _load(generation: Generation) -> ModuleType | str:
-    if generation.name not in _modules:
+def _load(generation: Generation) -> ModuleType | str | None:
+    if generation.name not in _modules:  # looking for a package takes longer than attention
         try:
-            module = importlib.import_module(generation.module)
-            for function in FUNCTIONS:
-                getattr(module, function)
+            found = importlib.import_module(generation.module) if generation.installed() else None
+            for function in FUNCTIONS if found else ():
+                getattr(found, function)
         except (ImportError, OSError, RuntimeError, AttributeError) as error:
             # Built for another torch or CUDA, it fails in any of these ways.
-            module = str(error).partition("\n")[0] or type(error).__name__
-        _modules[generation.name] = module
+            found = str(error).partition("\n")[0] or type(error).__name__
+        _modules[generation.name] = found
     return _modules[generation.name]
-
-
-def _named(name: str) -> Generation:
-    return next(one for one in GENERATIONS if one.name == name)
 
 
 def _version(distribution: str) -> str | None:

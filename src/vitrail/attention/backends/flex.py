@@ -10,29 +10,22 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache, reduce
 
 import torch
 import torch.nn.functional as F
-from einops import reduce
+from einops import reduce as pool
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attention
 
-from vitrail.attention.backends import (
-    HALVES,
-    Backend,
-    Capability,
-    Kernels,
-    Request,
-    without_autocast,
-)
+from vitrail.attention import backends
+from vitrail.attention.backends import HALVES, Backend, Capability, Kernels, Request
+from vitrail.attention.grid import kept_per_grid
 from vitrail.attention.mask import Mask, Predicate
 
 BLOCK = 128  # queries and keys of a block; torch's own size
 KINDS_OF_CALLS = 64  # that are compiled in one process before torch gives up
-
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # sample, head, query, key -> visible
 
 
 class Flex(Backend):
@@ -76,7 +69,7 @@ class Flex(Backend):
             tensors = {"valid": mask.valid, "allowed": mask.allowed}
             mask = replace(mask, **{n: _in_memory(t) for n, t in tensors.items() if t is not None})
             bias = None if bias is None else _in_memory(bias)
-        with without_autocast(q.device.type):
+        with backends.without_autocast(q.device.type):
             return kernel(
                 q,
                 k,
@@ -87,48 +80,18 @@ class Flex(Backend):
             )
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Which blocks of pairs hold any that may be seen (some), and which hold no other (every).
+def how_much(visible: Tensor) -> Tensor:
+    """(1|B, 1|h, 1|Nq, Nk) bool -> how much of each block of pairs may be seen, (1|B, 1|h, 1|blocks
+    of queries, blocks of keys): 2 for all of it, 1 for some, 0 for nothing.
 
-    Both are bool, (1|B, 1|h, 1|blocks of queries, blocks of keys). Meeting another mask's, what
-    only the pairs can tell counts as some.
+    Under two masks it is the lesser, where only the pairs could tell some from nothing.
     """
-
-    some: Tensor
-    every: Tensor
-
-    @classmethod
-    def of(cls, visible: Tensor) -> "Blocks":
-        """Those of a mask, (1|B, 1|h, 1|Nq, Nk) bool."""
-        queries, keys = visible.shape[-2:]
-        high = 1 if queries == 1 else BLOCK
-        ends = (0, -keys % BLOCK, 0, -queries % high)
-        form = "b h (i m) (j n) -> b h i j"
-        return cls(
-            some=reduce(F.pad(visible, ends, value=False), form, "any", m=high, n=BLOCK),
-            every=reduce(F.pad(visible, ends, value=True), form, "all", m=high, n=BLOCK),
-        )
-
-    def __and__(self, other: "Blocks") -> "Blocks":
-        return Blocks(self.some & other.some, self.every & other.every)
-
-    def listed(self, rule: Rule, queries: int, keys: int) -> BlockMask:
-        """torch's form of them; `rule` decides inside the blocks that are mixed."""
-        down, across = (
-            torch.arange(BLOCK, BLOCK + size, BLOCK, device=self.some.device)
-            for size in (queries, keys)
-        )
-        # As torch has it, a block that reaches beyond the last query or key is a mixed one.
-        every = self.every & (down[:, None] <= queries) & (across <= keys)
-        some = self.some & ~every
-        return BlockMask.from_kv_blocks(
-            *_ordered(some),
-            *_ordered(every),
-            BLOCK_SIZE=BLOCK,
-            mask_mod=rule,
-            seq_lengths=(queries, keys),
-        )
+    queries, keys = visible.shape[-2:]
+    high = 1 if queries == 1 else BLOCK
+    ends, form = (0, -keys % BLOCK, 0, -queries % high), "b h (i m) (j n) -> b h i j"
+    some = pool(F.pad(visible, ends, value=False), form, "any", m=high, n=BLOCK)
+    every = pool(F.pad(visible, ends, value=True), form, "all", m=high, n=BLOCK)
+    return some.int() + every.int()
 
 
 def block_mask(
@@ -139,21 +102,29 @@ def block_mask(
         return _pattern_mask(mask.pattern, queries, keys, device)
     blocks, rules = [], []
     if (valid := mask.valid) is not None:
-        blocks.append(Blocks.of(valid[:, None, None, :]))
+        blocks.append(how_much(valid[:, None, None, :]))
         rules.append(lambda b, h, q, k: valid[b, k])
     if (allowed := mask.allowed) is not None:
-        blocks.append(Blocks.of(allowed))
+        blocks.append(how_much(allowed))
         rules.append(lambda b, h, q, k: _at(allowed, b, h, q, k))
     if (pattern := mask.pattern) is not None:
-        summary = _pattern_blocks if cached else _pattern_blocks.__wrapped__
-        blocks.append(summary(pattern, device))
+        blocks.append(_pattern_blocks(pattern, device))
         rules.append(lambda b, h, q, k: pattern.sees(q, k))
     if not blocks:
         return None
-    whole = blocks[0]
-    for other in blocks[1:]:
-        whole = whole & other
-    return whole.listed(and_masks(*rules), queries, keys)
+    down, across = (
+        torch.arange(BLOCK, BLOCK + size, BLOCK, device=device) for size in (queries, keys)
+    )
+    seen = reduce(torch.minimum, blocks)
+    # As torch has it, a block that reaches beyond the last query or key is a mixed one.
+    every = (seen == 2) & (down[:, None] <= queries) & (across <= keys)
+    return BlockMask.from_kv_blocks(
+        *_ordered((seen > 0) & ~every),
+        *_ordered(every),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=and_masks(*rules),  # inside blocks that are mixed
+        seq_lengths=(queries, keys),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -162,10 +133,9 @@ def _pattern_mask(pattern: Predicate, queries: int, keys: int, device: torch.dev
         return block_mask(Mask(pattern=pattern), queries, keys, device, cached=False)
 
 
-@lru_cache(maxsize=256)
-def _pattern_blocks(pattern: Predicate, device: torch.device) -> Blocks:
-    with torch.inference_mode(False):
-        return Blocks.of(pattern.visible(device))
+@kept_per_grid
+def _pattern_blocks(pattern: Predicate, device: torch.device) -> Tensor:
+    return how_much(pattern.visible(device))
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:

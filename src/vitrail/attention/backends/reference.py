@@ -4,15 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.attention.backends import (
-    EVERYWHERE,
-    Backend,
-    Capability,
-    Kernels,
-    Request,
-    without_autocast,
-    written_out,
-)
+from vitrail.attention.backends import WrittenOut, without_autocast
 from vitrail.attention.mask import Mask
 
 
@@ -36,13 +28,8 @@ def attention_weights(
     return F.softmax(scores.masked_fill(dead, 0.0), dim=-1).masked_fill(dead, 0.0)
 
 
-class Reference(Backend):
+class Reference(WrittenOut):
     name = "reference"
-    keeps_scores = True
-    capabilities = {EVERYWHERE: Capability()}
-
-    def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
-        return written_out(compiled=compiled)
 
     def __call__(self, q, k, v, *, mask, bias, scale, dropout_p):
         with without_autocast(q.device.type):

@@ -62,11 +62,8 @@ class Sdpa(Backend):
     def _allowed(self, q: Tensor, k: Tensor, *, masked: bool) -> AbstractContextManager:
         if self.pinned is not None:
             return sdpa_kernel(self.pinned) if torch.compiler.is_compiling() else only(self.pinned)
-        if (
-            q.device.type == "cuda"
-            and torch.is_grad_enabled()
-            and cudnn_gives_nan(q.shape[-2], k.shape[-2], masked=masked)
-        ):
+        trains = q.device.type == "cuda" and torch.is_grad_enabled()
+        if trains and cudnn_gives_nan(q.shape[-2], k.shape[-2], masked=masked):
             return sdpa_kernel(
                 [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
             )
@@ -92,10 +89,8 @@ def only(pinned: SDPBackend) -> Iterator[None]:
 
 def pinned_to(operator: str) -> Kernels:
     """What a profiler sees when that operator is SDPA's kernel, and not the written-out one."""
-    return Kernels(
-        required=frozenset({operator}),
-        forbidden=frozenset({"aten::_scaled_dot_product_attention_math"}),
-    )
+    written_out = "aten::_scaled_dot_product_attention_math"
+    return Kernels(required=frozenset({operator}), forbidden=frozenset({written_out}))
 
 
 def without_dead_rows(bias: Tensor) -> tuple[Tensor, Tensor]:

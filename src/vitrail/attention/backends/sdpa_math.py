@@ -2,7 +2,7 @@
 
 from torch.nn.attention import SDPBackend
 
-from vitrail.attention.backends import Kernels, Request, written_out
+from vitrail.attention.backends import FUSED, Kernels, Request
 from vitrail.attention.backends.sdpa import Sdpa
 
 
@@ -14,7 +14,7 @@ class SdpaMath(Sdpa):
 
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
         if compiled:
-            return written_out(compiled=True)
+            return Kernels(forbidden=FUSED)
         return Kernels(required=frozenset({"aten::_scaled_dot_product_attention_math"}))
 
 
