@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.attention import Grid, Mask, attention, backends
 from vitrail.attention.backends import Request
-from vitrail.attention.mask import attention_bias, attention_mask, valid_tokens
+from vitrail.attention.mask import valid_tokens, with_four_axes
 from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.raster import Raster
 
@@ -67,10 +67,10 @@ def mask_and_bias(kind: Kind, grid: Grid, dtype: torch.dtype) -> tuple[Mask, Ten
     return (
         Mask(
             valid=valid_tokens(valid, grid, BATCH),
-            allowed=attention_mask(mask, BATCH, HEADS, tokens),
+            allowed=with_four_axes("mask", mask, BATCH, HEADS, tokens),
             pattern=GridPattern(Raster(), grid) if kind.rule else None,
         ),
-        attention_bias(bias, BATCH, HEADS, tokens),
+        with_four_axes("bias", bias, BATCH, HEADS, tokens),
     )
 
 

@@ -11,25 +11,12 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.backends.reference import attention_weights
 from vitrail.attention.grid import Grid
-from vitrail.attention.mask import (
-    Mask,
-    attention_bias,
-    attention_mask,
-    check_call,
-    check_dropout,
-    valid_tokens,
-)
+from vitrail.attention.mask import Mask, check_call, check_dropout, valid_tokens, with_four_axes
 from vitrail.attention.patterns import Call, Pattern
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.positions import Position
 from vitrail.attention.positions.none import NoPosition
-from vitrail.attention.scale import (
-    LEARNED,
-    kernel_scale,
-    log_scale,
-    scaled_by_head,
-    score_scale,
-)
+from vitrail.attention.scale import LEARNED, kernel_scale, log_scale, score_scale
 from vitrail.errors import UserError
 
 
@@ -82,7 +69,7 @@ MOST_CHECKED = 1024
 def _kernel(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
     """The backend for these arguments of `attend`, which are checked where they are new."""
     if torch.compiler.is_compiling():  # once a graph, and shapes may be symbols without a hash
-        return _check(q, k, v, mask, bias, scale, dropout_p, backend)
+        return _checked_kernel(q, k, v, mask, bias, scale, dropout_p, backend)
     tensors = (
         None if one is None else (one.shape, one.dtype, one.device, one.requires_grad)
         for one in (q, k, v, mask.valid, mask.allowed, bias)
@@ -90,15 +77,15 @@ def _kernel(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
     call = (backend, mask.pattern, scale, dropout_p, torch.is_grad_enabled(), *tensors)
     kernel = _checked.get(call)
     if kernel is None:
-        kernel = _check(q, k, v, mask, bias, scale, dropout_p, backend)
+        kernel = _checked_kernel(q, k, v, mask, bias, scale, dropout_p, backend)
         if len(_checked) >= MOST_CHECKED:
             _checked.clear()
         _checked[call] = kernel
     return kernel
 
 
-def _check(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
-    check_call(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+def _checked_kernel(q, k, v, mask, bias, scale, dropout_p, backend) -> Backend:
+    check_call(q, k, v, mask, bias, scale, dropout_p)
     return backends.resolve(Request.of(q, k, v, mask, bias, dropout_p), backend)
 
 
@@ -114,8 +101,8 @@ class MultiHeadAttention2d(nn.Module):
         backend: the kernel, by name.
         scale: d**-0.5 of the head width d unless given, or "learned" by each head.
         dropout: share of attention weights dropped in training.
-        qkv_bias: whether the projections to q, k and v have a bias.
-        qk_norm: whether q and k are normalised.
+        qkv_bias, qk_norm: whether the projections to q, k and v have a bias, and whether q and k
+            are normalised.
     """
 
     def __init__(
@@ -165,19 +152,16 @@ class MultiHeadAttention2d(nn.Module):
         Several masks combine by AND. Raises UserError for those that do not fit x and the grid.
         """
         whole, tile_bias = self._project(x, grid, valid, mask, bias)
+        knobs = {
+            "scale": self.scale,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "backend": self.backend,
+        }
         calls = self.pattern.split(whole, tile_bias, grid)
-        out = self.pattern.join([self._attend(call) for call in calls], grid)
-        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+        outs = [attend(c.q, c.k, c.v, mask=c.mask, bias=c.bias, **knobs) for c in calls]
+        return self.proj(rearrange(self.pattern.join(outs, grid), "b h n d -> b n (h d)"))
 
-    def weights(
-        self,
-        x: Tensor,
-        grid: Grid,
-        *,
-        valid: Tensor | None = None,
-        mask: Tensor | Mask | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def weights(self, x: Tensor, grid: Grid, *, valid=None, mask=None, bias=None) -> Tensor:
         """(B, h, N, N): how much each token takes of each other's v, for the arguments of a call.
 
         By the reference formula, in at least fp32, whatever the backend; without dropout. Rows add
@@ -186,81 +170,47 @@ class MultiHeadAttention2d(nn.Module):
         whole, tile_bias = self._project(x, grid, valid, mask, bias)
         # Weights are what comes of v = identity, which a pattern splits and joins like any other v.
         identity = torch.eye(grid.tokens, device=x.device).expand(x.shape[0], 1, -1, -1)
-        whole = replace(whole, v=identity)
-        calls = self.pattern.split(whole, tile_bias, grid)
-        return self.pattern.join([self._weights(call, identity) for call in calls], grid)
+        outs = []
+        with backends.without_autocast(x.device.type):
+            for c in self.pattern.split(replace(whole, v=identity), tile_bias, grid):
+                out = attention_weights(c.q, c.k, mask=c.mask, bias=c.bias, scale=self.scale)
+                # A call that was not split has its weights already, and N³ operations to save.
+                outs.append(out if c.v is identity else out @ c.v.to(out.dtype))
+        return self.pattern.join(outs, grid)
 
     def _project(self, x, grid, valid, mask, bias) -> tuple[Call, Tensor | None]:
         """The whole call before a pattern splits it, and the bias of each tile."""
-        mask, bias = self._combine(x, grid, valid, mask, bias)
+        batch, tokens, _ = x.shape
+        if tokens != grid.tokens:
+            raise UserError(
+                f"x has {tokens} tokens and {grid} has {grid.tokens}; give the grid of these tokens"
+            )
+        if not isinstance(mask, Mask):
+            allowed = with_four_axes("mask", mask, batch, self.heads, tokens)
+            mask = Mask(valid=valid_tokens(valid, grid, batch), allowed=allowed)
+        elif valid is not None:
+            raise UserError("a Mask holds valid= too; give valid= or a Mask, not both")
+        bias = with_four_axes("bias", bias, batch, self.heads, tokens)
         if mask.valid is not None:
             x = x.masked_fill(~mask.valid[..., None], 0.0)
         q, k, v = rearrange(self.qkv(x), "b n (s h d) -> s b h n d", s=3, h=self.heads)
         q, k = self.position.rotate(self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), grid)
         tile, places = self.pattern.tile(grid), self.pattern.places(grid, x.device)
         q, k = self.position.widen(q, k, tile, places, score_scale(self.log_scale, self.scale))
-        q = scaled_by_head(q, self.log_scale)
+        if self.log_scale is not None:  # which kernels get with the queries
+            q = (q * score_scale(self.log_scale, 1.0)).to(q.dtype)
         return Call(q, k, v, mask, bias), self.position.bias(tile)
-
-    def _attend(self, call: Call) -> Tensor:
-        return attend(
-            call.q,
-            call.k,
-            call.v,
-            mask=call.mask,
-            bias=call.bias,
-            scale=self.scale,
-            dropout_p=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
-
-    def _weights(self, call: Call, identity: Tensor) -> Tensor:
-        with backends.without_autocast(call.q.device.type):
-            weights = attention_weights(
-                call.q, call.k, mask=call.mask, bias=call.bias, scale=self.scale
-            )
-            # A call that was not split has its weights already, and N³ operations to save.
-            return weights if call.v is identity else weights @ call.v.to(weights.dtype)
-
-    def _combine(self, x, grid, valid, mask, bias) -> tuple[Mask, Tensor | None]:
-        batch, tokens, _ = x.shape
-        if tokens != grid.tokens:
-            raise UserError(
-                f"x has {tokens} tokens and {grid} has {grid.tokens}; give the grid of these tokens"
-            )
-        bias = attention_bias(bias, batch, self.heads, tokens)
-        if isinstance(mask, Mask):
-            if valid is not None:
-                raise UserError("a Mask holds valid= too; give valid= or a Mask, not both")
-            return mask, bias
-        allowed = attention_mask(mask, batch, self.heads, tokens)
-        return Mask(valid=valid_tokens(valid, grid, batch), allowed=allowed), bias
 
 
 class SelfAttention2d(MultiHeadAttention2d):
     """The same layer for a feature map, (B, C, H, W) -> (B, C, H, W), read row by row."""
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        valid: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, *, valid=None, mask=None, bias=None) -> Tensor:
         """valid: (B, H, W) bool, True = real; mask, bias: as for `MultiHeadAttention2d`."""
-        tokens, grid = _tokens(x)
-        tokens = super().forward(tokens, grid, valid=valid, mask=mask, bias=bias)
-        return rearrange(tokens, "b (h w) c -> b c h w", h=grid.rows)
+        tokens = super().forward(*_tokens(x), valid=valid, mask=mask, bias=bias)
+        return rearrange(tokens, "b (h w) c -> b c h w", h=x.shape[-2])
 
-    def weights(
-        self,
-        x: Tensor,
-        *,
-        valid: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def weights(self, x: Tensor, *, valid=None, mask=None, bias=None) -> Tensor:
         """(B, h, H * W, H * W), see `MultiHeadAttention2d.weights`."""
         return super().weights(*_tokens(x), valid=valid, mask=mask, bias=bias)
 

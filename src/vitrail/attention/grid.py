@@ -25,8 +25,7 @@ class Grid:
     def __post_init__(self):
         if self.rows < 1 or self.cols < 1 or self.prefix < 0:
             raise UserError(
-                f"Grid(rows={self.rows}, cols={self.cols}, prefix={self.prefix}) is empty; "
-                "use at least one row and one column, and no negative prefix"
+                f"{self} is empty; use at least one row and one column, and no negative prefix"
             )
 
     @property
@@ -50,10 +49,7 @@ LARGEST_KEPT = 2**24  # elements of one tensor
 
 
 def kept_per_grid(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep the masks or indices that `compute` makes of hashable arguments, a device among them.
-
-    Each layer and step asks for the same ones, and a mask of all pairs takes milliseconds.
-    """
+    """Keep what `compute` makes of hashable arguments: a mask of all pairs takes milliseconds."""
     kept: dict[tuple, Tensor] = {}
 
     @wraps(compute)

@@ -60,14 +60,13 @@ class Mask:
 
     def visible(self, device: torch.device) -> Tensor | None:
         """Bool, True = may be seen; (1|B, 1|h, N, N), or (B, 1, 1, N) for `valid` alone."""
-        parts = []
-        if self.valid is not None:
-            parts.append(self.valid.unsqueeze(1).unsqueeze(1))
-        if self.allowed is not None:
-            parts.append(self.allowed)
-        if self.pattern is not None:
-            parts.append(self.pattern.visible(device))
-        return reduce(torch.logical_and, parts) if parts else None
+        parts = (
+            None if self.valid is None else self.valid.unsqueeze(1).unsqueeze(1),
+            self.allowed,
+            None if self.pattern is None else self.pattern.visible(device),
+        )
+        there = [part for part in parts if part is not None]
+        return reduce(torch.logical_and, there) if there else None
 
     def additive(self, bias: Tensor | None, dtype: torch.dtype, device: torch.device):
         """The mask folded into `bias` as -inf where hidden; bool while there is no bias."""
@@ -94,29 +93,26 @@ def valid_tokens(valid: Tensor | None, grid: Grid, batch: int) -> Tensor | None:
     return F.pad(valid.flatten(1), (grid.prefix, 0), value=True)
 
 
-def attention_mask(mask: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:
-    """(N, N) or (1|B, 1|h, N, N) bool, True = may be seen -> 4-D."""
-    if mask is not None and mask.dtype != torch.bool:
-        raise UserError(
-            f"mask must be torch.bool with True = may be seen, got {mask.dtype}; 0/1 numbers "
-            "become one by `mask.bool()`, numbers to add to the scores go into bias="
-        )
-    return _with_four_axes(mask, "mask", batch, heads, tokens)
-
-
-def attention_bias(bias: Tensor | None, batch: int, heads: int, tokens: int) -> Tensor | None:
-    """(N, N) or (1|B, 1|h, N, N) float, added to the scaled scores, -inf allowed -> 4-D."""
+def check_bias(name: str, bias: Tensor | None) -> None:
+    """Raise UserError for a bias that is not made of floats."""
     if bias is not None and not bias.is_floating_point():
         raise UserError(
-            f"bias must be a float tensor that is added to the scores, got {bias.dtype}; "
+            f"{name} must be a float tensor that is added to the scores, got {bias.dtype}; "
             "a bool tensor that hides keys goes into mask="
         )
-    return _with_four_axes(bias, "bias", batch, heads, tokens)
 
 
-def _with_four_axes(tensor: Tensor | None, name: str, batch: int, heads: int, tokens: int):
+def with_four_axes(name: str, tensor: Tensor | None, batch: int, heads: int, tokens: int):
+    """A `mask`, bool, or a `bias`, float, (N, N) or (1|B, 1|h, N, N) -> 4-D; None stays None."""
     if tensor is None:
         return None
+    if name == "bias":
+        check_bias(name, tensor)
+    elif tensor.dtype != torch.bool:
+        raise UserError(
+            f"mask must be torch.bool with True = may be seen, got {tensor.dtype}; 0/1 numbers "
+            "become one by `mask.bool()`, numbers to add to the scores go into bias="
+        )
     # A 3-D (B, N, N) tensor with B == h would be read as one mask a head, silently: hence no 3-D.
     fits = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
     if tensor.shape[-2:] != (tokens, tokens) or not (tensor.ndim == 2 or fits):
@@ -127,16 +123,7 @@ def _with_four_axes(tensor: Tensor | None, name: str, batch: int, heads: int, to
     return tensor if tensor.ndim == 4 else tensor[None, None]
 
 
-def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Mask,
-    bias: Tensor | None,
-    scale: float | None,
-    dropout_p: float,
-) -> None:
+def check_call(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias, scale, dropout_p: float) -> None:
     """Raise UserError with the first argument of `attend` that does not fit the others."""
     if not q.ndim == k.ndim == v.ndim == 4 or not (
         q.shape[:2] == k.shape[:2] == v.shape[:2]
@@ -172,10 +159,7 @@ def check_call(
             raise UserError(
                 f"{name} lies on {tensor.device} and q on {q.device}; move it with .to(q.device)"
             )
-    if bias is not None and not bias.is_floating_point():
-        raise UserError(
-            f"bias= must be a float tensor, got {bias.dtype}; what hides keys goes into mask="
-        )
+    check_bias("bias=", bias)
     if scale is not None and (isinstance(scale, Tensor) or not math.isfinite(scale)):
         raise UserError(
             f"scale must be a finite number, got {scale}; "

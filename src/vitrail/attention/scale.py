@@ -21,11 +21,9 @@ def kernel_scale(scale: float | str | None, width: int) -> float:
     None is width**-0.5 (Vaswani et al. 2017); "learned" leaves a kernel nothing to do. UserError
     for anything else but a number above 0.
     """
-    if scale is None:
-        return width**-0.5
-    if scale == LEARNED:
-        return 1.0
-    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if scale is None or scale == LEARNED:
+        return width**-0.5 if scale is None else 1.0
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
     if not number or not 0 < scale < math.inf:
         raise UserError(
             f"scale={scale} is neither a number above 0 nor `{LEARNED}`; use one of them, or null "
@@ -44,8 +42,3 @@ def score_scale(log_scale: Tensor | None, scale: float) -> float | Tensor:
     if log_scale is None:
         return scale
     return scale * log_scale.clamp(max=math.log(LARGEST)).exp()[:, None, None]
-
-
-def scaled_by_head(q: Tensor, log_scale: Tensor | None) -> Tensor:
-    """(B, h, N, d) queries times what each head has learned; as they are where none has."""
-    return q if log_scale is None else (q * score_scale(log_scale, 1.0)).to(q.dtype)
