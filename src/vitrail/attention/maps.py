@@ -1,7 +1,7 @@
 """Where a model looks: the attention weights of its layers, whatever backends compute them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
 
@@ -45,17 +45,14 @@ def attention_maps(
     def keep(name: str, layer: nn.Module, args: tuple, options: dict, _: Tensor) -> None:
         maps[name] = layer.weights(*args, **options)
 
-    hooks = [
-        present[name].register_forward_hook(partial(keep, name), with_kwargs=True)
-        for name in wanted
-    ]
-    try:
+    with ExitStack() as stack:
+        for name in wanted:
+            hook = present[name].register_forward_hook(partial(keep, name), with_kwargs=True)
+            stack.callback(hook.remove)
         # A graph that was compiled without the hooks would not call them.
-        with _evaluating(model), torch.compiler.set_stance("force_eager"):
-            model(images) if valid is None else model(images, valid)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_evaluating(model))
+        model(images) if valid is None else model(images, valid)
     return maps
 
 

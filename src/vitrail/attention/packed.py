@@ -51,9 +51,8 @@ def attend_packed(
     """
     _check(q, k, v, cu_seqlens)
     kernel = backends.load(backend) if isinstance(backend, str) else backend
-    request = Request.of(
-        *(rearrange(tensor, "n h d -> 1 h n d") for tensor in (q, k, v)), Mask(), None, dropout_p
-    )
+    one = (rearrange(tensor, "n h d -> 1 h n d") for tensor in (q, k, v))
+    request = Request.of(*one, Mask(), None, dropout_p)
     capability = kernel.capability(request)
     in_one_call = capability is not None and capability.packed
     if max_seqlen is None or not in_one_call:
@@ -65,16 +64,16 @@ def attend_packed(
         return _by_length(q, k, v, begins, scale=scale, dropout_p=dropout_p, backend=kernel)
 
     request = replace(request, batch=len(cu_seqlens) - 1, queries=max_seqlen, keys=max_seqlen)
-    width = v.shape[-1]
-    if width < q.shape[-1]:  # padding by nothing would copy
-        v = F.pad(v, (0, q.shape[-1] - width))
+    width, widest = v.shape[-1], q.shape[-1]
+    if width < widest:  # padding by nothing would copy
+        v = F.pad(v, (0, widest - width))
     out = backends.resolve(request, kernel).packed(
         q,
         k,
         v,
         cu_seqlens=cu_seqlens.to(q.device, torch.int32).contiguous(),
         max_seqlen=max_seqlen,
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        scale=widest**-0.5 if scale is None else scale,
         dropout_p=dropout_p,
     )
     return out[..., :width]
@@ -112,13 +111,12 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
 
 def _longest(begins: list[int], total: int, told: int | None) -> int:
     """Tokens of the longest sample, or as many as told; UserError where begins do not fit."""
-    lengths = [end - begin for begin, end in pairwise(begins)]
-    if begins[:1] != [0] or begins[-1] != total or min(lengths, default=0) < 0:
+    if begins[:1] != [0] or begins[-1] != total or begins != sorted(begins):
         raise UserError(
             f"cu_seqlens must begin with 0, never fall and end with the {total} tokens there are, "
             f"got {begins}; lengths become begins by `F.pad(lengths.cumsum(0), (1, 0))`"
         )
-    longest = max(lengths, default=0)
+    longest = max((end - begin for begin, end in pairwise(begins)), default=0)
     if told is not None and told < longest:
         raise UserError(
             f"max_seqlen must be at least the longest sample's {longest} tokens, got {told}; "

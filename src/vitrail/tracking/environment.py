@@ -9,7 +9,7 @@ import torch
 from torch.utils import collect_env
 
 import vitrail
-from vitrail.attention.selection.machine import cpu_name
+from vitrail.attention.selection.tune import cpu_name
 
 # Those that decide what is computed and how fast; looked up without importing them.
 PACKAGES = (

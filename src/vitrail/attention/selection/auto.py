@@ -18,13 +18,15 @@ class Auto(Backend):
 
     name = "auto"
 
-    def choice(self, request: Request) -> Choice:
+    @staticmethod
+    @cache
+    def choice(request: Request) -> Choice:
         """What serves the request, and why."""
-        return _choice(request)
+        return choose(request)
 
     @torch.compiler.disable
     def refuse(self, request: Request) -> list[str]:
-        able, _ = candidates(request, deterministic=False, without={})
+        able, _ = candidates(request)
         return [] if able else ["find a backend for this call"]
 
     def kernels(self, request: Request, *, compiled: bool = False) -> Kernels:
@@ -35,11 +37,6 @@ class Auto(Backend):
         request = Request.of(q, k, v, mask, bias, dropout_p)
         chosen = load(self.choice(request).name)
         return chosen(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
-
-
-@cache
-def _choice(request: Request) -> Choice:
-    return choose(request)
 
 
 BACKEND = Auto()

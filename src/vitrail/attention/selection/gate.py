@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitrail.attention.backends import Backend, Request
 from vitrail.attention.backends.reference import attention_weights
-from vitrail.attention.mask import Mask
 from vitrail.attention.selection.sample import Sample
 from vitrail.errors import UserError
 
@@ -34,8 +33,8 @@ class GateResult:
     """How far a backend is from float64, for each tensor (out, dq, dk, dv, dbias).
 
     largest: the largest difference. relative: the L2 norm of the difference over that of the exact
-    tensor. Both are infinite where a value is not finite. allowed: how far it may be in the measure
-    that `TOLERANCE` is of, which is `relative` for halves. seconds: what finding out took.
+    tensor. Both are infinite where a value is not finite. allowed: how far it may be, in `relative`
+    for halves and in `largest` for others. seconds: what finding out took.
     """
 
     largest: Mapping[str, float]
@@ -83,10 +82,7 @@ class Exact:
 
     @classmethod
     def of(cls, request: Request) -> "Exact":
-        """Heads, width, tokens, dtype, masks and bias are the request's own; see `_sample`.
-
-        Under a padding mask the second sample is half padding and the third nothing else.
-        """
+        """Heads, width, tokens, dtype, masks and bias are the request's own; see `_sample`."""
         start = time.perf_counter()
         sample = _sample(request)
         exact, plain = _by_head(sample, torch.float64), _by_head(sample, request.dtype)
@@ -121,28 +117,28 @@ def prove(request: Request, backend: Backend) -> GateResult:
     return result
 
 
-def formula(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, bias: Tensor | None, scale: float
-) -> Tensor:
-    """Attention as anyone would write it, every step rounded to the inputs' dtype."""
-    if q.dtype == torch.float64:
-        return attention_weights(q, k, mask=mask, bias=bias, scale=scale) @ v
-    scores = (q * scale) @ k.transpose(-2, -1)
-    if bias is not None:
-        scores = scores + bias
-    visible = mask.visible(q.device)
+def formula(one: Sample) -> Tensor:
+    """Attention as anyone would write it, every step rounded to the sample's dtype."""
+    if one.q.dtype == torch.float64:
+        return (
+            attention_weights(one.q, one.k, mask=one.mask, bias=one.bias, scale=one.scale) @ one.v
+        )
+    scores = (one.q * one.scale) @ one.k.transpose(-2, -1)
+    if one.bias is not None:
+        scores = scores + one.bias
+    visible = one.mask.visible(one.q.device)
     if visible is None:
-        return F.softmax(scores, dim=-1) @ v
+        return F.softmax(scores, dim=-1) @ one.v
     dead = ~visible.any(-1, keepdim=True)
     scores = scores.masked_fill(~(visible | dead), float("-inf"))
-    return (F.softmax(scores, dim=-1) @ v).masked_fill(dead, 0.0)
+    return (F.softmax(scores, dim=-1) @ one.v).masked_fill(dead, 0.0)
 
 
 def _sample(request: Request) -> Sample:
     """Three samples, of which padding leaves one whole, one half and one empty.
 
-    Of calls longer than `LONGEST` tokens the first so many, unless a rule speaks of them all: the
-    formula's cost and memory grow with their square.
+    Of longer calls the first `LONGEST` tokens, because cost grows with their square, unless a rule
+    speaks of them all.
     """
     if request.pattern is None:
         queries, keys = min(request.queries, LONGEST), min(request.keys, LONGEST)
@@ -160,8 +156,7 @@ def _by_head(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:
     heads = []
     for head in range(sample.q.shape[1]):
         one = sample.head(head, dtype)
-        out = formula(one.q, one.k, one.v, mask=one.mask, bias=one.bias, scale=one.scale)
-        heads.append(_tensors(one, out))
+        heads.append(_tensors(one, formula(one)))
     return {name: torch.cat([tensors[name] for tensors in heads], dim=1) for name in heads[0]}
 
 

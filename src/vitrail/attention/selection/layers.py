@@ -5,6 +5,7 @@ All of it is decided on the model on the meta device, before any data is read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from torch import nn
 
@@ -58,14 +59,13 @@ def plan_layers(
 
     Layers with equal requests are planned once.
     """
-    plans: dict[tuple, LayerPlan] = {}
-    layers = {}
-    for name, requests in asked.items():
-        alike = (requests, rules.saved.get(name))
-        if alike not in plans:
-            plans[alike] = _plan(_largest_first(requests), rules, rules.saved.get(name), network)
-        layers[name] = replace(plans[alike], **_made_of(network.get_submodule(name)))
-    return layers
+    plan = cache(partial(_plan, rules, network))
+    return {
+        name: replace(
+            plan(requests, rules.saved.get(name)), **_made_of(network.get_submodule(name))
+        )
+        for name, requests in asked.items()
+    }
 
 
 def _made_of(layer: nn.Module) -> dict[str, str]:
@@ -86,8 +86,9 @@ def set_backends(network: nn.Module, layers: Mapping[str, LayerPlan]) -> None:
 
 
 def _plan(
-    requests: tuple[Request, ...], rules: Rules, saved: str | None, network: nn.Module
+    rules: Rules, network: nn.Module, requests: tuple[Request, ...], saved: str | None
 ) -> LayerPlan:
+    requests = tuple(sorted(requests, key=lambda request: request.scores, reverse=True))
     if rules.backend == AUTO:
         return _automatic(requests, rules, saved)
     for request in requests:
@@ -100,7 +101,8 @@ def _plan(
 
 def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -> LayerPlan:
     """The fastest on the largest call that also takes the smaller ones and passes the gate."""
-    if saved is not None and all(_may_choose(saved, request, rules) for request in requests):
+    able = [tune.candidates(each, deterministic=rules.deterministic) for each in requests]
+    if all(saved in names for names, _ in able):
         backend = backends.load(saved)
         proofs = _prove(requests, backend, rules)
         return LayerPlan(requests, AUTO, backend, "chosen in training", gate=proofs)
@@ -122,19 +124,10 @@ def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -
         )
 
 
-def _may_choose(name: str, request: Request, rules: Rules) -> bool:
-    able, _ = tune.candidates(request, deterministic=rules.deterministic, without={})
-    return name in able
-
-
 def _prove(requests: tuple[Request, ...], backend: Backend, rules: Rules) -> tuple[GateResult, ...]:
     if not rules.gate or backend is backends.load("reference"):
         return ()
     return tuple(prove(request, backend) for request in requests)
-
-
-def _largest_first(requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    return tuple(sorted(requests, key=lambda request: request.scores, reverse=True))
 
 
 def _because(clash: str, network: nn.Module) -> str:

@@ -3,8 +3,6 @@
 The model runs on the meta device, where a pass computes shapes and costs nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -17,7 +15,6 @@ class Recorder(Backend):
     """Writes down what it is asked and answers with nothing."""
 
     name = "recorder"
-    capabilities = {}
 
     def __init__(self):
         self.requests: list[Request] = []
@@ -44,10 +41,18 @@ def requests_of(
         device, dtype: what the model will really compute on and in.
         training: with dropout and gradients, or without.
     """
-    before = meta_model.training
-    with torch.set_grad_enabled(training), _recording(meta_model) as recorders:
-        meta_model.train(training)(*inputs)
-    meta_model.train(before)
+    layers, mode = attention_layers(meta_model), meta_model.training
+    own = {name: layer.backend for name, layer in layers.items()}
+    recorders = {name: Recorder() for name in layers}
+    try:
+        for name, layer in layers.items():
+            layer.backend = recorders[name]
+        with torch.set_grad_enabled(training):
+            meta_model.train(training)(*inputs)
+    finally:
+        meta_model.train(mode)
+        for name, layer in layers.items():
+            layer.backend = own[name]
     real = {"device": device.type, "dtype": dtype, "compute": compute_capability(device)}
     return {
         name: tuple(dict.fromkeys(replace(request, **real) for request in recorder.requests))
@@ -62,17 +67,3 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if isinstance(getattr(module, "backend", None), Backend)
     }
-
-
-@contextmanager
-def _recording(meta_model: nn.Module) -> Iterator[dict[str, Recorder]]:
-    layers = attention_layers(meta_model)
-    own = {name: layer.backend for name, layer in layers.items()}
-    recorders = {name: Recorder() for name in layers}
-    try:
-        for name, layer in layers.items():
-            layer.backend = recorders[name]
-        yield recorders
-    finally:
-        for name, layer in layers.items():
-            layer.backend = own[name]

@@ -52,7 +52,6 @@ class Sample:
 
     @property
     def scale(self) -> float:
-        """The default one, of the width."""
         return self.q.shape[-1] ** -0.5
 
     def forward(self, backend: Backend) -> Tensor:
@@ -68,13 +67,13 @@ class Sample:
             part = tensor.detach()[:, number : number + 1].to(dtype)
             return part.requires_grad_(tensor.requires_grad)
 
-        tensors = {"q": self.q, "k": self.k, "v": self.v, "grad": self.grad, "bias": self.bias}
-        return replace(self, **{n: copy(t) for n, t in tensors.items() if t is not None})
+        tensors = {name: copy(one) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **tensors)
 
     def learned(self) -> dict[str, Tensor]:
         """The tensors that gradients are wanted for, by name."""
-        tensors = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
-        return {n: t for n, t in tensors.items() if t is not None and t.requires_grad}
+        parts = vars(self).items()
+        return {name: one for name, one in parts if isinstance(one, Tensor) and one.requires_grad}
 
     def backward(self, out: Tensor) -> dict[str, Tensor]:
         """Gradients of sum(out * grad), by the name of their tensor."""

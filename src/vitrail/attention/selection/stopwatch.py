@@ -49,9 +49,8 @@ def interleave(
     Args:
         functions: what is timed, by name.
         device: the type of device that is waited for.
-        rounds: the most that are counted.
+        rounds, min_rounds: the most and the fewest that are counted.
         warm_up: rounds before the first that is counted.
-        min_rounds: the fewest that are counted.
         seconds: stop with the round in which so many have passed, warm-up included.
         clock: tells seconds on a device.
     """

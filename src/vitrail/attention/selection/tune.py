@@ -8,16 +8,18 @@ import hashlib
 import json
 import math
 import os
+import platform
+import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+import vitrail
 from vitrail.attention import backends
 from vitrail.attention.backends import Backend, Request
-from vitrail.attention.selection.machine import machine
 from vitrail.attention.selection.sample import Sample
 from vitrail.attention.selection.stopwatch import interleave
 
@@ -67,7 +69,7 @@ def choose(
     Raises:
         Refused: no backend is left.
     """
-    able, rejected = candidates(request, deterministic=deterministic, without=without or {})
+    able, rejected = candidates(request, deterministic=deterministic, without=without)
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
         raise backends.Refused(f"backend=auto finds no backend for this call; {reasons}")
@@ -79,25 +81,21 @@ def choose(
     if times is None:
         times = measure(request, able)
         _keep(store, times, request)
-    slower = {
-        name: f"slower: {_short(time)}" for name, time in times.items() if name != next(iter(times))
-    }
-    return Choice(next(iter(times)), times, slower | rejected, remembered)
+    fastest, *slower = times
+    slower = {name: f"slower: {_short(times[name])}" for name in slower}
+    return Choice(fastest, times, slower | rejected, remembered)
 
 
 def candidates(
-    request: Request, *, deterministic: bool, without: Mapping[str, str]
+    request: Request, *, deterministic: bool = False, without: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """Names that are worth measuring, and the reason against each other one."""
-    able, rejected = [], dict(without)
-    for name in backends.names():
-        if name in rejected:
-            continue
-        if reason := _against(name, request, deterministic):
-            rejected[name] = reason
-        else:
-            able.append(name)
-    return able, rejected
+    reasons = {
+        name: (without or {}).get(name) or _against(name, request, deterministic)
+        for name in backends.names()
+    }
+    able = [name for name, reason in reasons.items() if reason is None]
+    return able, {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def measure(request: Request, names: Collection[str]) -> dict[str, float]:
@@ -152,8 +150,7 @@ def _step(sample: Sample, backend: Backend) -> None:
 
 def _digest(request: Request, names: Collection[str]) -> str:
     """A file name for what decides the times."""
-    asked = {field.name: str(getattr(request, field.name)) for field in fields(request)}
-    asked["masks"] = str(sorted(request.masks))
+    asked = str(replace(request, masks=sorted(request.masks)))  # sets print in any order
     versions = {name: backends.load(name).variant(request) for name in names}
     text = json.dumps([asked, versions, machine(request.device)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -162,13 +159,10 @@ def _digest(request: Request, names: Collection[str]) -> str:
 def _recall(store: Path, names: Collection[str]) -> dict[str, float] | None:
     """Times of exactly these backends, or None where there are none to be read."""
     try:
-        told = json.loads(store.read_text())
-    except (OSError, ValueError):
+        times = json.loads(store.read_text())["seconds"]
+        sane = set(times) == set(names) and all(0 < time < math.inf for time in times.values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # or no such containers
         return None
-    times = told.get("seconds") if isinstance(told, dict) else None
-    if not isinstance(times, dict) or set(times) != set(names):
-        return None
-    sane = all(isinstance(time, float) and 0 < time < math.inf for time in times.values())
     return times if sane else None
 
 
@@ -183,6 +177,24 @@ def _keep(store: Path, times: Mapping[str, float], request: Request) -> None:
     except OSError:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def machine(device: str) -> dict[str, str | int | None]:
+    """Plain values that tell the machines apart on which times would differ, for a device type."""
+    found = {"vitrail": vitrail.__version__, "torch": torch.__version__, "device": device}
+    if device == "cuda":
+        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return found | {"name": card.name, "cuda": torch.version.cuda}
+    instructions = torch.backends.cpu.get_cpu_capability()
+    threads = torch.get_num_threads()
+    return found | {"name": cpu_name(), "instructions": instructions, "threads": threads}
+
+
+def cpu_name() -> str:
+    """The processor's model name, as far as this system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def _short(seconds: float) -> str:
