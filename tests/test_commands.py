@@ -1,4 +1,4 @@
-"""Every command that README and the pages in docs/ show is one that the programs take."""
+"""Every command that README and the pages in docs/ show is taken, and every picture is there."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from vitrail.startup import configs, register
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FROM_A_RUN = ("ckpt_path=", "into=", "compare=", "runs=")  # its folder is nowhere here
+FROM_A_RUN = ("ckpt_path=", "into=", "compare=")  # its folder is nowhere here
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -52,10 +52,16 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
     """What a sweep makes of `key=a,b`, each combination."""
     choices = []
     for word in overrides:
-        if word.startswith(("compare=", "runs=")):  # several folders are no sweep
+        if word.startswith("compare="):  # several folders are no sweep
             word = "{}=[{}]".format(*word.split("=", 1))
         [override] = OverridesParser.create().parse_overrides([word])
         values = override.sweep_string_iterator() if override.is_sweep_override() else ()
         choices.append([f"{override.key_or_group}={value}" for value in values] or [word])
     for combination in product(*choices):
         yield list(combination)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_shows_only_pictures_that_are_there(page):
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+        assert (page.parent / picture).is_file(), picture

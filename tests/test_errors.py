@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, Dataset
 
 from vitrail.attention import Grid
-from vitrail.cli import exit_code, explain
+from vitrail.cli import explain
 
 
 def raised(function, *arguments) -> BaseException:
@@ -48,25 +48,8 @@ def test_an_error_of_a_librarys_depths_is_a_bug_also_in_a_data_worker():
         assert explain(raised(function), []) is None
 
 
-def test_a_file_is_named_with_what_is_wrong_with_it(tmp_path):
+def test_a_missing_file_and_lightnings_complaints_about_a_configuration_are_one_line(tmp_path):
     path = tmp_path / "classes.txt"
     assert explain(raised(path.read_text), []) == f"{path}: No such file or directory"
-
-
-def test_lightnings_complaints_about_a_configuration_are_one_line():
     error = MisconfigurationException("`devices=9`\n  is too many")
     assert explain(error, []) == "`devices=9` is too many"
-
-
-def test_ctrl_c_and_sigterm_have_the_exit_codes_that_shells_know():
-    def shut_down_after(stop: BaseException) -> None:
-        try:
-            raise stop
-        except KeyboardInterrupt:
-            raise SystemExit(1) from None
-
-    assert exit_code(KeyboardInterrupt()) == 130
-    assert exit_code(raised(shut_down_after, KeyboardInterrupt())) == 130
-    assert exit_code(SIGTERMException()) == 143
-    assert exit_code(SystemExit(3)) == 3
-    assert exit_code(SystemExit()) is None

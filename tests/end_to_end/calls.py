@@ -1,6 +1,7 @@
 """How a command is called in a process of its own, and how its answer is read."""
 
 import csv
+import json
 import os
 import re
 import subprocess
@@ -60,6 +61,10 @@ class Answer:
     @property
     def split(self) -> str:
         return SIGNED.search(self.out)["split"]
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        return json.loads((self.folder / "receipt.json").read_text())
 
     @property
     def count(self) -> int:

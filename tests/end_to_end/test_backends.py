@@ -1,8 +1,6 @@
 """Which backend computes a run: proved before it, seen in it, and remembered after it."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,35 +8,26 @@ from vitrail.attention import backends
 
 from .calls import Answer, read
 
-
-def receipt(answer: Answer) -> dict:
-    return json.loads((answer.folder / "receipt.json").read_text())
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
 def layer(answer: Answer) -> dict:
-    [only] = receipt(answer)["layers"].values()
+    [only] = answer.receipt["layers"].values()
     return only
 
 
 def test_a_receipt_tells_what_was_asked_proved_and_seen(train):
-    told = receipt(train("backend=sdpa_flash", "precision=32-true"))
-    [only] = told["layers"].values()
+    run = train("backend=sdpa_flash", "precision=32-true")
+    only, kernels = layer(run), run.receipt["kernels"]
     assert (only["requested"], only["chosen"], only["why"]) == ("sdpa_flash", "sdpa_flash", "named")
     assert only["requests"][0]["dtype"] == "float32"
     assert (only["requests"][0]["queries"], only["requests"][0]["masks"]) == (16, [])
-    assert (only["pattern"], only["position"], only["scale"]) == (
-        "Full()",
-        "LayerPosition",
-        "0.353553",
-    )
+    parts = (only["pattern"], only["position"], only["scale"])
+    assert parts == ("Full()", "LayerPosition", "0.353553")
     [verdict] = only["gate"]
     assert set(verdict["errors"]) == {"out", "dq", "dk", "dv"}
-    assert all(
-        0 < verdict["errors"][name] <= verdict["allowed"][name] for name in verdict["errors"]
-    )
-    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    assert told["kernels"]["forward"][flash] == 1
-    assert told["kernels"]["backward"][f"{flash}_backward"] == 1
+    assert all(0 < error <= verdict["allowed"][name] for name, error in verdict["errors"].items())
+    assert kernels["forward"][FLASH] == kernels["backward"][f"{FLASH}_backward"] == 1
 
 
 def test_the_gate_can_be_left_out_and_the_receipt_and_the_screen_say_so(train):
@@ -74,8 +63,8 @@ def test_auto_says_its_times_keeps_its_choice_and_can_be_overruled(train, resume
     again = resume(first.last, "trainer.max_epochs=2")
     assert again.line("attention") == kept
     assert layer(again)["why"] == "chosen in training"
-    assert receipt(again)["from_step"] == 20
-    [before] = receipt(again)["earlier"]
+    assert again.receipt["from_step"] == 20
+    [before] = again.receipt["earlier"]
     assert before["layers"]["blocks.0.attn"] == chosen, "what the first part measured is kept"
     assert before["kernels"]["forward"]
 
@@ -86,14 +75,10 @@ def test_auto_says_its_times_keeps_its_choice_and_can_be_overruled(train, resume
 def test_the_promise_holds_in_bf16_and_with_activations_computed_again(
     train, precision, checkpointing
 ):
-    answer = train(
-        "backend=sdpa_flash",
-        f"precision={precision}",
-        f"model.grad_checkpointing={str(checkpointing).lower()}",
-    )
+    again = f"model.grad_checkpointing={str(checkpointing).lower()}"
+    answer = train("backend=sdpa_flash", f"precision={precision}", again)
     assert answer.code == 0
-    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    assert receipt(answer)["kernels"]["backward"].get(flash, 0) == int(checkpointing)
+    assert answer.receipt["kernels"]["backward"].get(FLASH, 0) == int(checkpointing)
 
 
 def test_asking_for_the_backends_prints_a_row_for_each_and_leaves_nothing(train, tmp_path):
@@ -105,7 +90,7 @@ def test_asking_for_the_backends_prints_a_row_for_each_and_leaves_nothing(train,
     assert told["eager"][0] == "yes"
     assert told["sdpa_flash"] == ("no", "cannot drop attention weights")
     assert told["sdpa_cudnn"] == ("no", "cannot run on cpu")
-    assert not list(Path(tmp_path).glob("runs/*"))
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.slow
@@ -113,9 +98,7 @@ def test_asking_for_the_backends_prints_a_row_for_each_and_leaves_nothing(train,
 def test_the_promise_holds_in_a_compiled_run(train, backend):
     answer = train(f"backend={backend}", "compile=true")
     assert answer.code == 0
-    seen = receipt(answer)["kernels"]
-    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    assert (flash in seen["forward"]) == (backend == "sdpa_flash")
+    assert (FLASH in answer.receipt["kernels"]["forward"]) == (backend == "sdpa_flash")
 
 
 @pytest.mark.slow
@@ -124,4 +107,4 @@ def test_a_compiled_run_that_breaks_its_promise_is_stopped(train, monkeypatch):
     monkeypatch.setattr(eager, "__call__", lambda self, *a, **given: flash(*a, **given))
     answer = train("backend=eager", "compile=true")
     assert answer.code == 1
-    assert "backend=eager rules out aten::_scaled_dot_product_flash_attention_for_cpu" in answer.err
+    assert f"backend=eager rules out {FLASH}" in answer.err

@@ -61,13 +61,16 @@ def test_more_epochs_go_on_in_the_same_folder_and_in_one_wandb_run(train, resume
     assert before.steps("train/loss") + after.steps("train/loss") == list(range(16))
 
 
-def test_overrides_reach_what_follows_from_them(train, resume):
-    first = train(*TINY)
-    second = resume(first.last, "trainer.max_epochs=2", "backend=sdpa_flash")
+def test_overrides_reach_what_follows_from_them_and_a_trainer_only_where_a_run_goes_on(
+    train, resume
+):
+    first = train(*TINY, "trainer.gradient_clip_val=0.5")
+    second = resume(first.last, "trainer=auto", "trainer.max_epochs=2", "backend=sdpa_flash")
     assert second.line("attention") == "sdpa_flash in 1 layer"
-    description = read(second.last)["hyper_parameters"]
-    assert description["config"]["model"]["backend"] == "sdpa_flash"
-    assert description["config"]["model"]["dim"] == 16, "what is not overridden stays"
+    config = read(second.last)["hyper_parameters"]["config"]
+    assert (config["model"]["backend"], config["model"]["dim"]) == ("sdpa_flash", 16)
+    assert config["trainer"]["accelerator"] == "auto"
+    assert config["trainer"]["gradient_clip_val"] == 0.5, "what is not overridden stays"
 
 
 def test_the_best_epoch_is_remembered_also_when_the_folder_was_renamed(train, resume, tmp_path):
@@ -84,28 +87,17 @@ def test_the_best_epoch_is_remembered_also_when_the_folder_was_renamed(train, re
     assert state["best_model_path"] == str(tmp_path / "renamed/checkpoints/best.ckpt")
 
 
-def test_another_trainer_changes_where_a_run_goes_on_and_not_how(train, resume):
-    first = train(*TINY, "trainer.gradient_clip_val=0.5")
-    second = resume(first.last, "trainer=auto", "trainer.max_epochs=2")
-    trainer = read(second.last)["hyper_parameters"]["config"]["trainer"]
-    assert (trainer["accelerator"], trainer["gradient_clip_val"]) == ("auto", 0.5)
-
-
-def test_a_moved_checkpoint_begins_a_folder_of_its_own(train, resume, tmp_path):
-    first = train(*TINY)
-    moved = shutil.copy(first.last, tmp_path / "moved.ckpt")
-    second = resume(moved, "trainer.max_epochs=2")
-    assert second.code == 0
-    assert second.folder.parent == tmp_path / "runs"
-    assert second.folder != first.folder
-    assert second.line("checkpoint:").startswith(str(second.folder.relative_to(tmp_path)))
-
-
-def test_a_finished_run_is_evaluated_and_left_as_it_is(train, resume):
+def test_a_finished_run_is_left_as_it_is_and_a_moved_checkpoint_begins_a_folder(
+    train, resume, tmp_path
+):
     first = train(*TINY)
     weights = first.best.read_bytes()
     again = resume(first.last)
     assert (again.code, again.report) == (0, first.report)
+    second = resume(shutil.copy(first.last, tmp_path / "moved.ckpt"), "trainer.max_epochs=2")
+    assert (second.code, second.folder.parent) == (0, tmp_path / "runs")
+    assert second.folder != first.folder
+    assert second.line("checkpoint:").startswith(str(second.folder.relative_to(tmp_path)))
     assert first.best.read_bytes() == weights
 
 

@@ -1,13 +1,12 @@
 """What `train.py` leaves and says, without a file of data, a key, a network or a keyboard."""
 
 import inspect
-import json
 import os
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
 from vitrail.model import ViT
@@ -20,16 +19,9 @@ def test_training_ends_well_without_a_word_on_stderr(run):
 
 
 def test_a_run_leaves_everything_in_its_folder(run):
-    for name in (
-        "config.yaml",
-        "metrics.csv",
-        "checkpoints/best.ckpt",
-        "checkpoints/last.ckpt",
-        "receipt.json",
-        "confusion.png",
-        "per_class.csv",
-    ):
-        assert (run.folder / name).stat().st_size, name
+    files = ("config.yaml", "metrics.csv", "receipt.json", "confusion.png", "per_class.csv")
+    for path in (*(run.folder / name for name in files), run.best, run.last):
+        assert path.stat().st_size, path
     assert len(list(run.folder.glob("wandb/offline-run-*/run-*.wandb"))) == 1
     assert not list(run.folder.rglob("*.tmp")), "drafts are gone"
     assert not [path for path in run.place.iterdir() if not path.name.startswith(".")]
@@ -48,7 +40,7 @@ def test_the_chosen_precision_is_said_and_recorded(run):
     precision, why = re.fullmatch(r"(\S+) \((.+)\)", run.line("precision")).groups()
     assert precision in ("bf16-mixed", "32-true")
     assert "bf16" in why
-    assert json.loads((run.folder / "receipt.json").read_text())["precision"] == precision
+    assert run.receipt["precision"] == precision
 
 
 def test_the_config_beside_the_checkpoints_is_resolved(run):
@@ -111,22 +103,39 @@ def test_a_run_that_ends_within_an_epoch_has_a_checkpoint_too(train):
     assert run.line("checkpoint:").endswith("checkpoints/last.ckpt")
 
 
-def test_a_step_that_was_never_validated_is_not_the_best(train):
-    run = train("trainer.max_steps=30", "trainer.max_epochs=2", "optim.lr=1e-6")
-    assert (read(run.best)["global_step"], read(run.last)["global_step"]) == (20, 30)
-
-
-def test_without_a_validation_split_the_last_epoch_is_the_best(train):
-    run = train("data.val_fraction=0", "trainer.max_epochs=2")
-    assert run.code == 0
-    assert read(run.best)["global_step"] == read(run.last)["global_step"] == 44
+@pytest.mark.parametrize(
+    "line, best, last",
+    [("trainer.max_steps=30 optim.lr=1e-6", 20, 30), ("data.val_fraction=0", 44, 44)],
+    ids=["a step that was never validated", "no validation split"],
+)
+def test_the_best_is_the_last_that_was_validated_or_else_the_last_epoch(train, line, best, last):
+    run = train("trainer.max_epochs=2", *line.split())
+    assert (run.code, read(run.best)["global_step"], read(run.last)["global_step"]) == (
+        0,
+        best,
+        last,
+    )
 
 
 def test_a_launch_from_another_folder_writes_there(train, tmp_path):
-    place = Path(tmp_path / "other")
-    place.mkdir()
+    (place := tmp_path / "other").mkdir()
     run = train("trainer.limit_train_batches=2", "trainer.log_every_n_steps=1", place=place)
     assert run.folder.parent == place / "runs"
     assert run.line("evaluate it again:").endswith(
         f"eval.py ckpt_path={run.folder.relative_to(place)}/checkpoints/best.ckpt"
     )
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(train):
+    short = ("trainer.limit_train_batches=4", "trainer.log_every_n_steps=1", "deterministic=true")
+    first, second = (
+        train(*short, "seed=1"),
+        train(*short, "seed=1", "trainer.enable_model_summary=false"),
+    )
+    other = train(*short, "seed=2")
+    assert first.rows("train/loss") == second.rows("train/loss")
+    assert first.report == second.report
+    weights = read(second.last)["state_dict"]
+    assert all(value.equal(weights[name]) for name, value in read(first.last)["state_dict"].items())
+    assert first.rows("train/loss")[0] != other.rows("train/loss")[0]
+    assert other.line("data") == first.line("data")

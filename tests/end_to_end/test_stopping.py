@@ -22,9 +22,8 @@ def test_a_stopped_run_can_be_gone_on_with_from_where_it_was(
     assert run.code == CODES[number]
     assert "Traceback" not in run.err
     assert read(run.last)["global_step"] == step
-    folder = run.folder.relative_to(run.place)
-    go_on = run.line("stopped; go on with:")
-    assert go_on.endswith(f"train.py ckpt_path={folder}/checkpoints/last.ckpt")
+    go_on = f"train.py ckpt_path={run.last.relative_to(run.place)}"
+    assert run.line("stopped; go on with:").endswith(go_on)
     assert "test accuracy" not in run.out
     assert [part.exit_code for part in offline_runs(run.folder)] == [CODES[number]]
 
@@ -62,16 +61,9 @@ def test_a_second_ctrl_c_stops_at_once(train, stopped):
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_all_end(tmp_path, offline_runs):
     command = [sys.executable, ROOT / "train.py", *SMALL, "trainer.max_epochs=1000"]
-    with subprocess.Popen(
-        [*command, "hydra.run.dir=run"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    own = {"cwd": tmp_path, "env": environment(tmp_path), "start_new_session": True}
+    with subprocess.Popen([*command, "hydra.run.dir=run"], text=True, **own, **pipes) as process:
         for line in process.stdout:
             if line.startswith("epoch 2/"):
                 os.killpg(process.pid, signal.SIGINT)

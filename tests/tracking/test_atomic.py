@@ -22,12 +22,8 @@ def test_content_that_json_does_not_know_leaves_the_previous_file(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_the_new_file_is_as_readable_as_any_other(tmp_path):
-    (tmp_path / "plain").write_text("")
-    write_text(tmp_path / "atomic", "")
-    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_text_is_written_as_given(tmp_path):
+def test_text_is_written_as_given_to_a_file_as_readable_as_any_other(tmp_path):
     write_text(tmp_path / "a", "é\nb\r\n")
     assert (tmp_path / "a").read_bytes() == "é\nb\r\n".encode()
+    (tmp_path / "plain").write_text("")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -10,6 +10,7 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import FSDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader
+from torchvision.transforms.functional import normalize
 
 from vitrail.attention.maps import attention_maps, rollout
 from vitrail.errors import UserError
@@ -18,27 +19,19 @@ from vitrail.tracking.attention_maps import (
     MAX_LAYERS,
     AttentionMaps,
     ImageMaps,
-    check,
     draw,
     on_image,
 )
 from vitrail.tracking.loggers import Loggers
 from vitrail.tracking.run_logger import RunLogger
 
-SIZES = {
-    "image_size": (16, 24),
-    "patch_size": 8,
-    "dim": 24,
-    "depth": 2,
-    "heads": 3,
-    "num_classes": 5,
-}
+SIZES = {"image_size": (16, 24), "patch_size": 8, "dim": 24, "depth": 2, "heads": 3}
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
 def build(**changes) -> ViT:
     torch.manual_seed(0)
-    model = ViT(**(SIZES | changes))
+    model = ViT(**(SIZES | changes), num_classes=5)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -61,14 +54,11 @@ class Pictures(RunLogger):
     """Remembers which pictures were shown."""
 
     name, version = "pictures", ""
+    log_hyperparams = log_metrics = None  # not called
 
     def __init__(self):
         super().__init__()
         self.shown: list[tuple[str, str]] = []
-
-    def log_hyperparams(self, *args, **options) -> None: ...
-
-    def log_metrics(self, *args, **options) -> None: ...
 
     def show_picture(self, name: str, path: Path) -> None:
         assert path.is_file()
@@ -141,9 +131,7 @@ def test_without_a_class_token_all_real_tokens_ask_alike():
     assert found.image.shape == (16, 12, 3)
     for name in ("blocks.0", "blocks.1"):
         on_map = maps[f"{name}.attn"][0].mean(0)[1:, 1:].unflatten(0, (2, 3)).unflatten(2, (2, 3))
-        expected = on_map[:, :2].mean(
-            (0, 1)
-        )  # rows of queries, of which the last column is padding
+        expected = on_map[:, :2].mean((0, 1))  # the last column of queries is padding
         assert not expected[:, 2].any()
         small = expected[None, None, :, :2]
         expected = nn.functional.interpolate(small, size=(16, 16), mode="bilinear")[0, 0, :, :12]
@@ -160,16 +148,13 @@ def test_a_pooling_query_shows_its_own_map():
 
 
 def test_of_a_deep_model_layers_at_even_steps_are_shown():
-    found = seen(build(depth=30))
-    assert len(found.maps) == MAX_LAYERS + 1
-    assert next(iter(found.maps)) == "blocks.0"
-    assert list(found.maps)[MAX_LAYERS - 1] == "blocks.29"
+    first, *others, last, _rollout = seen(build(depth=30)).maps
+    assert (first, len(others), last) == ("blocks.0", MAX_LAYERS - 2, "blocks.29")
 
 
 def test_the_image_is_as_it_was_before_it_was_normalised():
     pixels = torch.rand(3, 16, 24, generator=torch.Generator().manual_seed(0))
-    normalised = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    found = seen(build(), image=normalised)
+    found = seen(build(), image=normalize(pixels, MEAN, STD))
     torch.testing.assert_close(found.image, pixels.permute(1, 2, 0))
 
 
@@ -198,14 +183,9 @@ def test_pictures_come_every_n_epochs_and_not_from_a_sanity_check(tmp_path, fit)
     maps = callback(tmp_path, pictures, every_n_epochs=2)
     data = batches(2), batches(2, 2, 2)
     fit(False, epochs=5, callbacks=[maps], model=Teaching(build()), data=data)
-    assert pictures.shown == [
-        ("val/attention", "epoch_0002.png"),
-        ("val/attention", "epoch_0004.png"),
-    ]
-    assert [path.name for path in sorted((tmp_path / "attention").iterdir())] == [
-        "epoch_0002.png",
-        "epoch_0004.png",
-    ]
+    names = ["epoch_0002.png", "epoch_0004.png"]
+    assert pictures.shown == [("val/attention", name) for name in names]
+    assert sorted(path.name for path in (tmp_path / "attention").iterdir()) == names
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (2, 2), (2,), (1, 1, 1, 1)], ids=str)
@@ -224,11 +204,12 @@ def test_as_many_images_are_drawn_as_are_asked_for_or_there_are(tmp_path, fit, s
         torch.testing.assert_close(dict(one.maps), dict(expected.maps))
 
 
-def test_a_test_is_drawn_under_the_name_of_its_split(tmp_path, fit):
-    pictures = Pictures()
-    maps = callback(tmp_path, pictures, every_n_epochs=10, tested="val")
-    fit(False, callbacks=[maps], model=Teaching(build()), test=batches(4))
-    assert pictures.shown == [("val/attention", "val.png")]
+def test_a_test_is_drawn_under_the_name_of_its_split_in_half_precision_too(tmp_path, fit):
+    for knobs in ({}, {"precision": "bf16-mixed"}):
+        maps = callback(tmp_path, pictures := Pictures(), every_n_epochs=10, tested="val")
+        model = Teaching(build(backend="eager"))
+        fit(False, callbacks=[maps], model=model, test=batches(4), **knobs)
+        assert pictures.shown == [("val/attention", "val.png")]
 
 
 def test_training_goes_on_as_without_them(tmp_path, fit):
@@ -246,27 +227,17 @@ def test_training_goes_on_as_without_them(tmp_path, fit):
 
 def test_only_the_first_process_looks(tmp_path):
     maps = callback(tmp_path, Pictures())
-    other = SimpleNamespace(
-        is_global_zero=False, sanity_checking=False, current_epoch=0, num_val_batches=[1]
-    )
+    other = SimpleNamespace(is_global_zero=False, num_test_batches=[1])
     module = SimpleNamespace(network=None)
-    maps.on_validation_batch_end(other, module, None, (picture()[None], None, None), 0)
+    maps.on_test_batch_end(other, module, None, (picture()[None], None, None), 0)
     assert not (tmp_path / "attention").exists()
-
-
-def test_half_precision_is_looked_at_as_it_computes(tmp_path, fit):
-    pictures = Pictures()
-    maps, model = callback(tmp_path, pictures), Teaching(build(backend="eager"))
-    fit(False, callbacks=[maps], model=model, test=batches(3), precision="bf16-mixed")
-    assert len(pictures.shown) == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, None])
 @pytest.mark.parametrize("key", ["images", "every_n_epochs"])
 def test_numbers_that_cannot_be_are_refused_in_a_line(tmp_path, key, value):
-    with pytest.raises(
-        ValueError, match=rf"^attention maps: {key} must be a whole number >= 1, got {value}$"
-    ):
+    rule = rf"^attention maps: {key} must be a whole number >= 1, got {value}$"
+    with pytest.raises(ValueError, match=rule):
         callback(tmp_path, Pictures(), **{key: value})
 
 
@@ -276,6 +247,7 @@ def test_a_model_of_another_kind_is_refused_before_it_trains(tmp_path, fit):
         fit(False, callbacks=[maps], model=Teaching(nn.Flatten()), data=(batches(2), batches(2)))
 
 
-def test_sharded_weights_are_refused():
+def test_sharded_weights_are_refused(tmp_path):
+    trainer, module = SimpleNamespace(strategy=FSDPStrategy()), SimpleNamespace(network=build())
     with pytest.raises(ValueError, match=r"^attention maps need whole weights and FSDPStrategy"):
-        check(build(), SimpleNamespace(strategy=FSDPStrategy()))
+        callback(tmp_path, Pictures()).setup(trainer, module, "fit")

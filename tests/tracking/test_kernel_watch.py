@@ -39,13 +39,13 @@ class Attention(LightningModule):
 
 @pytest.fixture
 def watch(fit):
-    """A function that trains under a watch and returns what was seen."""
+    """A function that trains under a watch and notes what was seen, in a list that it returns."""
 
-    def run(model, promises, *, step=0, **knobs):
-        seen = []
+    def run(model, promises, *, step=0, seen=None, **knobs):
+        seen = [] if seen is None else seen
         watching = KernelWatch(promises, seen.append, step=step)
         try:
-            fit(False, epochs=1, model=model, callbacks=[watching], **knobs)
+            fit(False, model=model, callbacks=[watching], **knobs)
         finally:
             assert not torch.autograd._profiler_enabled()
         return seen
@@ -57,27 +57,26 @@ def promise(*, required=(), forbidden=()):
     return Kernels(required=frozenset(required), forbidden=frozenset(forbidden))
 
 
+FLASH_ALONE = {"sdpa_flash": promise(required=[FLASH], forbidden=[MATH])}
+
+
 @pytest.mark.parametrize("knobs", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}])
 def test_the_first_step_alone_is_watched_in_both_directions(watch, knobs):
     model = Attention(SDPBackend.FLASH_ATTENTION)
-    [seen] = watch(model, {"sdpa_flash": promise(required=[FLASH], forbidden=[MATH])}, **knobs)
+    [seen] = watch(model, FLASH_ALONE, **knobs)
     assert model.watched == [True] + [False] * 9
     assert seen.step == 0
     assert seen.forward.keys() == {FLASH, "aten::scaled_dot_product_attention"}
     assert seen.forward[FLASH] == 1
     assert seen.backward == {f"{FLASH}_backward": 1}
-    assert seen.rows()[-1] == {
-        "direction": "backward",
-        "kernel": f"{FLASH}_backward",
-        "calls": 1,
-    }
+    row = {"direction": "backward", "kernel": f"{FLASH}_backward", "calls": 1}
+    assert seen.rows()[-1] == row
 
 
-def test_a_kernel_that_was_not_promised_stops_the_run_and_is_recorded(fit):
+def test_a_kernel_that_was_not_promised_stops_the_run_and_is_recorded(watch):
     model, seen = Attention(SDPBackend.MATH), []
-    promises = {"sdpa_flash": promise(required=[FLASH], forbidden=[MATH])}
     with pytest.raises(WrongKernel, match=f"promises {FLASH}, .*rules out {MATH}, which ran"):
-        fit(False, epochs=1, model=model, callbacks=[KernelWatch(promises, seen.append, step=0)])
+        watch(model, FLASH_ALONE, seen=seen)
     assert len(model.watched) == 1
     assert seen[0].forward[MATH] == 1
     assert seen[0].backward["aten::_softmax_backward_data"] == 1
@@ -94,7 +93,7 @@ def test_a_later_step_can_be_watched(watch):
 def test_a_compiled_step_is_seen_without_its_tracing(watch):
     model = Attention(SDPBackend.FLASH_ATTENTION)
     model.compile()
-    [seen] = watch(model, {"sdpa_flash": promise(required=[FLASH], forbidden=[MATH])}, step=1)
+    [seen] = watch(model, FLASH_ALONE, step=1)
     assert seen.forward == {FLASH: 1}
     assert seen.backward == {f"{FLASH}_backward": 1}
 
@@ -127,7 +126,7 @@ def test_another_profiler_is_left_alone(fit):
     watching = KernelWatch({}, pytest.fail, step=0)
     with torch.autograd.profiler.profile():
         with pytest.warns(UserWarning, match="the receipt will name no kernels"):
-            fit(False, epochs=1, model=Attention(SDPBackend.MATH), callbacks=[watching])
+            fit(False, model=Attention(SDPBackend.MATH), callbacks=[watching])
         assert torch.autograd._profiler_enabled()
 
 

@@ -1,13 +1,9 @@
-from pathlib import Path
-
 import pytest
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from vitrail.tracking.loggers import Loggers, open_loggers
 from vitrail.tracking.run_logger import RunLogger
-
-SOURCE = Path(__file__).parents[2] / "src"
 
 
 class Notes(RunLogger):
@@ -44,17 +40,8 @@ class Off:
         return None
 
 
-class Broken:
-    """A factory that cannot work here."""
-
-    def open(self, folder, *, run_id, resumed_at):
-        raise ValueError("no network")
-
-
-def opened(factories, folder, **knobs):
-    return open_loggers(
-        factories, folder, **{"config": {"seed": 1}, "run_id": None, "resumed_at": None, **knobs}
-    )
+def opened(factories, folder, run_id=None, resumed_at=None):
+    return open_loggers(factories, folder, config={"seed": 1}, run_id=run_id, resumed_at=resumed_at)
 
 
 def test_loggers_are_opened_for_the_run_told_its_config_and_closed(tmp_path):
@@ -70,11 +57,8 @@ def test_loggers_are_opened_for_the_run_told_its_config_and_closed(tmp_path):
 
 
 def test_what_was_opened_is_closed_as_failed_when_the_next_factory_cannot_work(tmp_path):
-    notes = Notes()
-    with (
-        pytest.raises(ValueError, match="no network"),
-        opened({"notes": notes, "broken": Broken()}, tmp_path),
-    ):
+    notes, broken = Notes(), None
+    with pytest.raises(AttributeError), opened({"notes": notes, "broken": broken}, tmp_path):
         pass
     assert notes.told[-1] == ("close", 1)
 

@@ -1,7 +1,6 @@
 import csv
 
 import pytest
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
 from vitrail.errors import UserError
@@ -29,18 +28,24 @@ def test_every_call_is_a_row_and_a_new_metric_a_new_column(tmp_path):
     )
 
 
-def test_a_resumed_run_drops_the_steps_that_are_taken_again_and_goes_on(tmp_path):
-    log(tmp_path, range(30))
-    log(tmp_path, range(20, 25), resumed_at=20)
-    assert [int(row["step"]) for row in rows(tmp_path)] == list(range(25))
+@pytest.mark.parametrize(
+    "before, resumed_at, then, kept",
+    [(30, 20, range(20, 25), range(25)), (0, 7, [7], [7]), (5, None, [0], [0])],
+    ids=["steps are taken again", "there was no file", "a new run in an old folder"],
+)
+def test_a_resumed_run_drops_the_steps_that_are_taken_again(
+    tmp_path, before, resumed_at, then, kept
+):
+    log(tmp_path, range(before))
+    log(tmp_path, then, resumed_at=resumed_at)
+    assert [int(row["step"]) for row in rows(tmp_path)] == [*kept]
 
 
 def test_a_resumed_run_may_have_other_metrics(tmp_path):
     log(tmp_path, range(3))
     log(tmp_path, range(2, 4), resumed_at=2, metric="error")
-    assert (
-        tmp_path / "metrics.csv"
-    ).read_text() == "step,loss,error\n0,0.0,\n1,0.1,\n2,,0.2\n3,,0.3\n"
+    text = (tmp_path / "metrics.csv").read_text()
+    assert text == "step,loss,error\n0,0.0,\n1,0.1,\n2,,0.2\n3,,0.3\n"
 
 
 def test_half_a_line_of_a_killed_run_is_dropped(tmp_path):
@@ -64,22 +69,8 @@ def test_the_file_is_read_as_numbers_with_nothing_where_a_cell_is_empty(tmp_path
     assert read_metrics(tmp_path / "metrics.csv").empty
     log(tmp_path, range(2))
     log(tmp_path, [2], resumed_at=2, metric="error")
-    assert read_metrics(tmp_path / "metrics.csv").fillna(-1).values.tolist() == [
-        [0, 0, -1],
-        [1, 0.1, -1],
-        [2, -1, 0.2],
-    ]
-
-
-def test_a_new_run_in_an_old_folder_starts_over(tmp_path):
-    log(tmp_path, range(5))
-    log(tmp_path, [0])
-    assert [row["step"] for row in rows(tmp_path)] == ["0"]
-
-
-def test_a_resumed_run_without_the_file_begins_it(tmp_path):
-    log(tmp_path, [7], resumed_at=7)
-    assert [row["step"] for row in rows(tmp_path)] == ["7"]
+    table = read_metrics(tmp_path / "metrics.csv").fillna(-1)
+    assert table.values.tolist() == [[0, 0, -1], [1, 0.1, -1], [2, -1, 0.2]]
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
@@ -99,25 +90,3 @@ def test_a_full_disk_is_an_error_with_the_path_and_keeps_the_rows(tmp_path, full
 def test_a_folder_that_is_gone_is_an_error_with_the_path(tmp_path):
     with pytest.raises(OSError, match="gone"):
         log(tmp_path / "gone", [0])
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
-def test_a_run_that_stops_and_resumes_has_the_rows_of_one_that_does_not(tmp_path, fit):
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    for folder in (straight, stopped):
-        folder.mkdir()
-    fit(MetricsCSV(straight, resumed_at=None), epochs=2)
-
-    def train(resumed_at, **knobs):
-        saving = {
-            "callbacks": [ModelCheckpoint(stopped, filename="last")],
-            "enable_checkpointing": True,
-        }
-        fit(MetricsCSV(stopped, resumed_at=resumed_at), **saving, **knobs)
-
-    train(None, epochs=1)
-    log(stopped, range(10, 13), resumed_at=10)  # steps after the checkpoint, lost with the process
-    train(10, epochs=2, checkpoint=stopped / "last.ckpt")
-
-    kept = [(row["step"], row["train/loss"], row["val/loss"]) for row in rows(stopped)]
-    assert kept == [(row["step"], row["train/loss"], row["val/loss"]) for row in rows(straight)]

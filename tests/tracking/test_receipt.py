@@ -20,7 +20,7 @@ PATTERN = GridPattern(Full(), Grid(8, 8, 1))
 
 
 def receipt(**layers) -> Receipt:
-    return Receipt(environment=describe(), precision="bf16-mixed", compiled=False, layers=layers)
+    return Receipt(precision="bf16-mixed", compiled=False, layers=layers)
 
 
 NAMED = LayerPlan((ASKED,), "sdpa", backends.load("sdpa"), "named")
@@ -42,14 +42,13 @@ CHOSEN = LayerPlan(
 
 
 def test_it_says_per_layer_what_was_asked_and_what_ran(tmp_path):
-    receipt(**{"blocks.0.attn": NAMED, "blocks.1.attn": CHOSEN}).write(tmp_path / "receipt.json")
+    seen = SeenKernels(step=0, forward={"aten::bmm": 24}, backward={"aten::bmm": 48})
+    replace(receipt(a=NAMED, b=CHOSEN), kernels=seen).write(tmp_path / "receipt.json")
     written = json.loads((tmp_path / "receipt.json").read_text())
-    assert written["precision"] == "bf16-mixed"
-    assert written["compiled"] is False
-    assert written["kernels"] is None
-    assert written["layers"]["blocks.0.attn"]["requests"][0]["dtype"] == "bfloat16"
-    assert written["layers"]["blocks.0.attn"]["gate"] == "off"
-    chosen = written["layers"]["blocks.1.attn"]
+    assert (written["precision"], written["compiled"]) == ("bf16-mixed", False)
+    assert written["kernels"] == vars(seen)
+    named, chosen = written["layers"]["a"], written["layers"]["b"]
+    assert (named["requests"][0]["dtype"], named["gate"]) == ("bfloat16", "off")
     whole, prefix = chosen.pop("requests")
     assert (whole["dtype"], whole["compute"], whole["masks"]) == ("float32", [9, 0], [])
     assert (prefix["queries"], prefix["masks"]) == (1, ["padding", "pattern"])
@@ -65,17 +64,6 @@ def test_it_says_per_layer_what_was_asked_and_what_ran(tmp_path):
         "rejected": {"flex": "cannot compute gradients", "flash_attn": "cannot run on cpu"},
         "times_ms": {"eager": 7.9, "sdpa_flash": 53.0},
         "gate": [{"errors": {"out": 0.004}, "allowed": {"out": 0.018}, "seconds": 0.03}],
-    }
-
-
-def test_kernels_are_added_when_they_have_been_seen(tmp_path):
-    seen = SeenKernels(step=0, forward={"aten::bmm": 24}, backward={"aten::bmm": 48})
-    replace(receipt(a=NAMED), kernels=seen).write(tmp_path / "receipt.json")
-    written = json.loads((tmp_path / "receipt.json").read_text())
-    assert written["kernels"] == {
-        "step": 0,
-        "forward": {"aten::bmm": 24},
-        "backward": {"aten::bmm": 48},
     }
 
 

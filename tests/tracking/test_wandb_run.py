@@ -12,11 +12,9 @@ from vitrail.tracking.loggers import open_loggers
 from vitrail.tracking.wandb_run import WandbRun
 
 OFFLINE = {
+    **dict.fromkeys(("entity", "name", "group")),
     "project": "vitrail",
-    "entity": None,
     "mode": "offline",
-    "name": None,
-    "group": None,
     "tags": [],
     "log_model": False,
 }
@@ -58,8 +56,7 @@ def test_an_offline_run_holds_config_curves_summary_picture_and_tables(tmp_path,
     assert (run.id, run.project, run.exit_code) == (loggers.run_id, "vitrail", 0)
     assert {key: run.config[key] for key in CONFIG} == CONFIG
     assert run.steps("loss") == [0, 10, 20]
-    assert run.summary["test/acc"] == 0.975
-    assert run.summary["device"] == "cpu"
+    assert (run.summary["test/acc"], run.summary["device"]) == (0.975, "cpu")
     files = next(tmp_path.glob("wandb/offline-run-*")) / "files"
     [table] = [row["receipt.path"] for row in run.history if "receipt.path" in row]
     assert json.loads((files / table).read_text())["data"] == [["a", None], ["b", "named"]]
@@ -109,40 +106,29 @@ def test_a_resumed_run_keeps_its_id_and_every_later_step(tmp_path, offline_runs,
         log(loggers, range(31))
     with opened(tmp_path, run_id=loggers.run_id, resumed_at=21) as resumed:
         log(resumed, range(21, 41))
+        words = resumed.sync_command.split()
 
     first, second = offline_runs(tmp_path)
     assert first.id == second.id == loggers.run_id == resumed.run_id
     assert second.continues
     assert second.steps("loss") == list(range(21, 41))
     assert "step" not in capfd.readouterr().err
-    assert resumed.sync_command == loggers.sync_command == f"wandb sync {tmp_path}/wandb"
-
-
-def test_the_sync_command_finds_both_parts_of_a_resumed_run(tmp_path):
-    with opened(tmp_path) as loggers:
-        pass
-    with opened(tmp_path, run_id=loggers.run_id, resumed_at=0) as loggers:
-        words = loggers.sync_command.split()
+    assert words == ["wandb", "sync", f"{tmp_path}/wandb"]
     told = subprocess.run(
         [sys.executable, "-m", *words, "--dry-run"], capture_output=True, text=True, check=True
     )
     assert "Would sync 2 run(s)" in told.stderr
 
 
-def test_the_environment_rules_over_the_config(tmp_path, monkeypatch):
+def test_the_environment_rules_over_the_config_also_in_older_words(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     with opened(tmp_path, mode="online", run_id="earlier") as loggers:
         log(loggers, [0])
     assert [logger.name for logger in loggers] == ["csv"]
-    assert loggers.sync_command is None
-    assert loggers.run_id == "earlier"
-
-
-def test_the_environment_may_use_the_older_words(tmp_path, monkeypatch, offline_runs):
+    assert (loggers.run_id, loggers.sync_command) == ("earlier", None)
     monkeypatch.setenv("WANDB_MODE", "dryrun")
-    with opened(tmp_path, mode="disabled"):
-        pass
-    assert len(offline_runs(tmp_path)) == 1
+    with opened(tmp_path, mode="disabled") as loggers:
+        assert loggers.sync_command
 
 
 def test_an_unknown_mode_is_refused_with_those_that_exist(tmp_path, monkeypatch):
@@ -168,12 +154,39 @@ def test_uploading_checkpoints_offline_warns_at_the_start(tmp_path):
         pass
 
 
-@pytest.mark.slow
-def test_online_without_an_answer_fails_within_seconds(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+NO_ANSWER = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [({}, "no API key is configured"), pytest.param(NO_ANSWER, ".*", marks=pytest.mark.slow)],
+    ids=["key", "answer"],
+)
+def test_online_without_a_key_or_an_answer_fails_with_a_hint(
+    tmp_path, monkeypatch, settings, reason
+):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    hint = "run `wandb login`, set WANDB_API_KEY, or choose logger.wandb.mode=offline$"
     with (
-        pytest.raises(ValueError, match=r"mode=online failed: .*; run `wandb login`"),
+        pytest.raises(ValueError, match=f"^logger.wandb.mode=online failed: {reason}; {hint}"),
         opened(tmp_path, mode="online"),
     ):
         pass
+    assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.slow
+def test_an_offline_run_needs_no_home(tmp_path, offline_runs, monkeypatch):
+    program = (
+        "from pathlib import Path\n"
+        "from vitrail.tracking.wandb_run import WandbRun\n"
+        f"run = WandbRun(**{OFFLINE}).open(Path(), run_id=None, resumed_at=None)\n"
+        "run.log_metrics({'loss': 0.5}, step=0)\n"
+        "run.show_table('receipt', [{'layer': 'a'}])\n"
+        "run.close(0)"
+    )
+    monkeypatch.setenv("HOME", "")
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    [part] = offline_runs(tmp_path)
+    assert (part.steps("loss"), part.exit_code) == ([0], 0)

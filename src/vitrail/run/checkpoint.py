@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.classes import some
 from vitrail.errors import UserError
-from vitrail.startup import CHECKPOINTS
+from vitrail.startup import CHECKPOINTS, folder_of_run
 from vitrail.tracking import environment
 from vitrail.tracking.atomic import replacing
 
@@ -108,9 +108,8 @@ def read(ckpt_path: str) -> Checkpoint:
     Raises UserError where there is none, it cannot be read, or it was not written by vitrail or by
     a version whose configs and names were others.
     """
+    folder_of_run(ckpt_path)  # raises where no file is there
     path = Path(ckpt_path).expanduser()
-    if not path.is_file():
-        raise UserError(f"ckpt_path={ckpt_path} is not a file; use the path that training printed")
     unreadable = UserError(
         f"ckpt_path={ckpt_path} cannot be read: it is cut short or of another program; use another "
         "one of the run, such as last.ckpt"
@@ -134,18 +133,14 @@ def read(ckpt_path: str) -> Checkpoint:
             f"{vitrail.__version__} does not read; use that version, or take the weights alone: "
             f"model.pretrained={ckpt_path}"
         )
-    return Checkpoint(
-        path=path.resolve(),
-        description=description,
-        weights={
-            name.removeprefix("network."): value
-            for name, value in content["state_dict"].items()
-            if name.startswith("network.")
-        },
-        epoch=content["epoch"],
-        step=content["global_step"],
-        averaged="averaging_state" in content,
-    )
+    of_network = {
+        name.removeprefix("network."): value
+        for name, value in content["state_dict"].items()
+        if name.startswith("network.")
+    }
+    averaged = "averaging_state" in content
+    place = content["epoch"], content["global_step"]
+    return Checkpoint(path.resolve(), description, of_network, *place, averaged)
 
 
 class WholeFiles(TorchCheckpointIO):

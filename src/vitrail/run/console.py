@@ -29,7 +29,7 @@ say = rank_zero_only(print)
 
 
 def show_facts(facts: Mapping[str, str]) -> None:
-    """Print one line a fact, names aligned; plain text, so that logs can be searched."""
+    """Print one line a fact, names aligned."""
     width = max(map(len, facts))
     for name, fact in facts.items():
         say(f"{name:<{width}}  {fact}")

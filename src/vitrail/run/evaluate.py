@@ -78,17 +78,16 @@ def evaluate(config: DictConfig, run_dir: Path) -> None:
     def summary(*_: object) -> None:
         place = console.pasteable(saved.path)
         why_precision = "as in training" if config.precision is None else plan.why_precision
-        console.show_facts(
-            {
-                "checkpoint": f"{place} (epoch {saved.epoch}, step {saved.step})",
-                "weights": "averaged (EMA)" if saved.averaged else "raw",
-                "data": console.data_line(data),
-                "split": split + ", held out of this folder; split=all takes it whole" * whole,
-                "attention": console.attention_line(plan.layers),
-                "precision": f"{plan.precision} ({why_precision})",
-                "run folder": console.shown(run_dir),
-            }
-        )
+        facts = {
+            "checkpoint": f"{place} (epoch {saved.epoch}, step {saved.step})",
+            "weights": "averaged (EMA)" if saved.averaged else "raw",
+            "data": console.data_line(data),
+            "split": split + ", held out of this folder; split=all takes it whole" * whole,
+            "attention": console.attention_line(plan.layers),
+            "precision": f"{plan.precision} ({why_precision})",
+            "run folder": console.shown(run_dir),
+        }
+        console.show_facts(facts)
 
     loggers = Loggers([], run_id=None)
     maps = maps_of(data, run_dir, loggers, tested=split, images=config.maps, every_n_epochs=1)
@@ -112,14 +111,9 @@ def evaluate_checkpoint(path: Path | str, *, backend: str | None = None) -> Eval
     evaluation = Evaluation(saved, own_config(saved), backend=backend, gate=True)
     kept = KeptLogits()
     report = evaluation.run([kept], enable_progress_bar=False)
-    return EvaluationReport(
-        evaluation.split,
-        saved.epoch,
-        evaluation.plan.layers,
-        torch.cat(kept.logits),
-        torch.cat(kept.labels),
-        **report,
-    )
+    answers = torch.cat(kept.logits), torch.cat(kept.labels)
+    layers = evaluation.plan.layers
+    return EvaluationReport(evaluation.split, saved.epoch, layers, *answers, **report)
 
 
 def own_config(saved: Checkpoint) -> DictConfig:
@@ -148,12 +142,8 @@ class KeptLogits(Callback):
 class Evaluation:
     """The model, the data and the backends of a checkpoint, ready to be evaluated.
 
-    Args:
-        saved: the checkpoint.
-        config: its own, with what the evaluation changes.
-        backend: a name for all layers, or None for those that training had.
-        split: None for test, or else val.
-        gate: whether backends are proved first.
+    config: the checkpoint's own, with what the evaluation changes. backend: a name for all layers,
+    or None for those that training had. split: None for test, or else val.
     """
 
     def __init__(
@@ -167,8 +157,7 @@ class Evaluation:
     ):
         self._path, self._config = saved.path, config
         config.compile, config.gate = False, gate
-        if backend is not None:
-            config.backend = backend
+        config.backend = config.backend if backend is None else backend
         remembered = saved.description["backends"] if backend is None else None
         self.plan = Plan.of(config, training=False, saved=remembered)
         if backend is not None:

@@ -38,8 +38,8 @@ def device_of(accelerator: str) -> torch.device:
 def build(node: DictConfig, **settings: Any) -> Any:
     """What a `_target_` node describes.
 
-    Raises UserError or OSError where its constructor does, and UserError where the call lacks an
-    argument; any other error of a constructor comes wrapped by Hydra, with the config's key.
+    UserError and OSError come as the constructor raises them, a lacking argument as UserError, any
+    other error wrapped by Hydra, with the config's key.
     """
     try:
         return instantiate(node, _convert_="all", **settings)

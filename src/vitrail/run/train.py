@@ -55,7 +55,8 @@ def train(
 ) -> TrainingResult:
     """Train the model of `config`, or go on from `config.ckpt_path`; evaluate the best checkpoint.
 
-    Can be called again in one process: everything is seeded from `config.seed`.
+    Can be called again in one process: everything is seeded from `config.seed`. Raises UserError
+    where parts of the config clash, before any data is read, or the data do not fit.
 
     Args:
         config: composed from configs/train.yaml; of a resumed run only `ckpt_path` and what the
@@ -63,9 +64,6 @@ def train(
         run_dir: the folder for everything that the run makes.
         overrides: this command's as typed, for a resumed run's own config.
         choices: this command's choice in each config group, likewise.
-
-    Raises:
-        UserError: parts of the config clash, before any data is read, or the data do not fit.
     """
     quiet_libraries()
     resumed, saved = None, None
@@ -93,7 +91,7 @@ def train(
     config = portable(config, data)
     run_dir.mkdir(parents=True, exist_ok=True)
     rank_zero_only(OmegaConf.save)(config, run_dir / "config.yaml", resolve=True)
-    done = resumed and resumed.step  # None in a new run, as all of these
+    done = resumed and resumed.step
     with open_loggers(
         build(config.logger),
         run_dir,
@@ -107,18 +105,17 @@ def train(
         stopping = StopBetweenBatches()
 
         def summary(trainer: Trainer, *_: object) -> None:
-            console.show_facts(
-                {
-                    "data": console.data_line(data),
-                    "model": console.model_line(network, plan.meta_model, data.image_size),
-                    "attention": console.attention_line(plan.layers),
-                    "gate": console.gate_line(plan.layers),
-                    "compiled": "yes" if config.compile else "no (compile=false)",
-                    "precision": f"{plan.precision} ({plan.why_precision})",
-                    "training": console.training_line(trainer, data.batch_size, done or 0),
-                    "run folder": console.shown(run_dir),
-                }
-            )
+            facts = {
+                "data": console.data_line(data),
+                "model": console.model_line(network, plan.meta_model, data.image_size),
+                "attention": console.attention_line(plan.layers),
+                "gate": console.gate_line(plan.layers),
+                "compiled": "yes" if config.compile else "no (compile=false)",
+                "precision": f"{plan.precision} ({plan.why_precision})",
+                "training": console.training_line(trainer, data.batch_size, done or 0),
+                "run folder": console.shown(run_dir),
+            }
+            console.show_facts(facts)
 
         trainer = build_trainer(
             config,

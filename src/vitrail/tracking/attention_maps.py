@@ -144,7 +144,17 @@ class AttentionMaps(Callback):
                 raise UserError(f"attention maps: {name} must be a whole number >= 1, got {value}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        check(pl_module.network, trainer)
+        if not isinstance(pl_module.network, ViT):
+            raise UserError(
+                "attention maps are drawn of vit models and this is "
+                f"{type(pl_module.network).__name__}; leave them out: attention_maps.images=null "
+                "in training, maps=null in evaluation"
+            )
+        if isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)):
+            raise UserError(
+                f"attention maps need whole weights and {type(trainer.strategy).__name__} keeps a "
+                "shard in each process; use trainer=ddp or attention_maps.images=null"
+            )
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, _: Any, batch: Any, index: int, *at: int
@@ -181,17 +191,3 @@ class AttentionMaps(Callback):
             title = f"{split}, {to.replace('_', ' ')}" if to != split else split
             draw(path, self._taken, title=title)
             self.loggers.show_picture(f"{split}/attention", path)
-
-
-def check(network: torch.nn.Module, trainer: Trainer) -> None:
-    """Raise UserError for a model whose attention is not ours, and where no process has it all."""
-    if not isinstance(network, ViT):
-        raise UserError(
-            f"attention maps are drawn of vit models and this is {type(network).__name__}; "
-            "leave them out: attention_maps.images=null in training, maps=null in evaluation"
-        )
-    if isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)):
-        raise UserError(
-            f"attention maps need whole weights and {type(trainer.strategy).__name__} keeps a "
-            "shard in each process; use trainer=ddp or attention_maps.images=null"
-        )

@@ -40,7 +40,7 @@ def draw(path: Path, confusion: Tensor, classes: Sequence[str], *, title: str) -
     """Draw the matrix (C, C) as a PNG: shares of the true class as colour, counts where they fit.
 
     With more classes cells shrink and the picture grows, up to 200; beyond, names are left out.
-    torchmetrics' own plot uses pyplot, whose figures and backend belong to the whole process.
+    torchmetrics' own plot uses pyplot, which belongs to the whole process.
     """
     number = len(classes)
     side = min(max(2.5, min(0.5 * number, 12), NAME * number), SIDE)

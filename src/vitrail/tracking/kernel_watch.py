@@ -27,9 +27,9 @@ class WrongKernel(UserError):
 
 @dataclass(frozen=True)
 class SeenKernels:
-    """Attention kernels of one training step by name, with the number of calls in each direction.
+    """Attention kernels of one training step, with the number of calls in each direction.
 
-    Recomputed activations count as backward, because that is when they are computed.
+    Recomputed activations count as backward.
     """
 
     step: int
@@ -49,17 +49,13 @@ class KernelWatch(Callback):
     """Profiles one training step, forward and backward, and stops the run when a promise is broken.
 
     Only the first process watches. It takes tenths of a second and never leaves a profiler open.
+    The watched step raises WrongKernel.
 
     Args:
-        promises: what the profiler must and must not see, by the name of each backend in use; names
-            may hold `*`. What one backend forbids and another requires is allowed, since a name
-            does not tell the layer.
+        promises: of each backend in use, by name, see `broken_promises`.
         record: receives what was seen, before the promises are checked.
         step: which training step of this fit is watched, from 0. Under compile it must not be the
             first: tracing calls every operator that it considers.
-
-    Raises:
-        WrongKernel: from the watched step.
     """
 
     def __init__(
@@ -120,7 +116,11 @@ def quiet_profile(device: str) -> profile:
 
 
 def broken_promises(promises: Mapping[str, Kernels], seen: set[str]) -> list[str]:
-    """What the seen kernels contradict, one sentence each; empty when every promise was kept."""
+    """What the seen kernels contradict, one sentence each; empty when every promise was kept.
+
+    Names may hold `*`. What one backend forbids and another requires is allowed, since a name does
+    not tell the layer.
+    """
     allowed = {name for one in promises.values() for name in _matching(seen, one.required)}
     broken = []
     for backend, kernels in promises.items():

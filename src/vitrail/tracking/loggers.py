@@ -16,8 +16,7 @@ from vitrail.tracking.run_logger import LoggerFactory, RunLogger
 class Loggers(list[RunLogger]):
     """The Trainer takes it as it is; what is shown goes to every logger, from the first process.
 
-    run_id: to store in checkpoints, so that a resumed run continues the same W&B run. It outlives
-    a part of the run that was not logged there; None when there never was one.
+    run_id: of the W&B run, for checkpoints; a part of the run that was not logged there keeps it.
     """
 
     def __init__(self, loggers: Iterable[RunLogger], *, run_id: str | None):
@@ -60,26 +59,22 @@ def open_loggers(
     """metrics.csv and what the factories add, closed as finished or failed when the block is left.
 
     Only the first process opens any; in the others metrics.csv's logger stands alone and idle.
+    Raises UserError where a logger cannot work here, before anything is logged.
 
     Args:
         factories: by name, as Hydra instantiates the config group `logger`.
-        folder: the run's folder.
-        config: the resolved config as plain nested containers; shown once.
-        run_id: what `Loggers.run_id` was in the run that is resumed, else None.
+        folder: the run's.
+        config: resolved, as plain nested containers; shown once.
+        run_id: `Loggers.run_id` of the run that is resumed, else None.
         resumed_at: the resumed checkpoint's `global_step`, else None.
-
-    Raises:
-        UserError: a logger cannot work here; in one line, and before anything is logged.
     """
     loggers = Loggers([MetricsCSV(folder, resumed_at=resumed_at)], run_id=run_id)
     exit_code = 1
     try:
         if rank_zero_only.rank == 0:
-            opened = (
-                factory.open(folder, run_id=run_id, resumed_at=resumed_at)
-                for factory in factories.values()
-            )
-            loggers.extend(logger for logger in opened if logger is not None)
+            for factory in factories.values():
+                logger = factory.open(folder, run_id=run_id, resumed_at=resumed_at)
+                loggers += [] if logger is None else [logger]
         for logger in loggers:
             logger.log_hyperparams(dict(config))
         yield loggers

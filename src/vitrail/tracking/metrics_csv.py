@@ -17,11 +17,9 @@ from vitrail.tracking.run_logger import RunLogger
 class MetricsCSV(RunLogger):
     """metrics.csv: one row a call, one column a metric; `step` counts optimizer steps from 0.
 
-    Lightning's CSVLogger deletes the file of the run that it continues; this one drops only the
-    rows of steps that will be taken again. Nothing is touched before the first row.
-
-    folder: the run's. resumed_at: optimizer steps behind the checkpoint that a run continues, None
-    for a new run. Raises OSError where the file cannot be written, which then stays as it was.
+    Lightning's CSVLogger deletes the file of a run that goes on; this one, with the first row,
+    drops the steps from `resumed_at` on, which are taken again. Raises OSError where the file
+    cannot be written, which then stays as it was.
     """
 
     name = "csv"
@@ -67,11 +65,8 @@ def read_metrics(path: Path) -> pd.DataFrame:
     Raises UserError that names the file and the first cell that holds something else.
     """
     rows = _read(path) if path.is_file() else []
-    return (
-        pd.DataFrame(rows, columns=[*rows[0]] if rows else ["step"])
-        .replace("", "nan")
-        .astype(float)
-    )
+    table = pd.DataFrame(rows, columns=None if rows else ["step"])
+    return table.replace("", "nan").astype(float)
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -78,14 +78,10 @@ class WandbRun:
                 reinit="create_new",  # never another job's run, should one be open in this process
             )
         except wandb.errors.Error as error:
-            way_out = (
-                "run `wandb login`, set WANDB_API_KEY, or choose logger.wandb.mode=offline"
-                if mode == "online"
-                else "choose logger=csv to do without W&B"
-            )
-            raise UserError(
-                f"logger.wandb.mode={mode} failed: {str(error).splitlines()[0]}; {way_out}"
-            ) from error
+            login = "run `wandb login`, set WANDB_API_KEY, or choose logger.wandb.mode=offline"
+            way_out = login if mode == "online" else "choose logger=csv to do without W&B"
+            reason = str(error).splitlines()[0]
+            raise UserError(f"logger.wandb.mode={mode} failed: {reason}; {way_out}") from error
         # No step is handed to wandb, which refuses those it has seen: a resumed run repeats some.
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
