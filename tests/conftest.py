@@ -91,6 +91,16 @@ def _is_loopback(host: str) -> bool:
 
 
 @pytest.fixture
+def fresh_graphs() -> Iterator[None]:
+    """torch.compile knows no graph when the test begins, and keeps none when it ends."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def full_disk() -> Callable[[int], AbstractContextManager]:
     """A context in which no file of this process can grow beyond so many bytes."""
     resource = pytest.importorskip("resource")

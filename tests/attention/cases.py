@@ -1,9 +1,11 @@
 """The inputs of the contract test: kinds of masks on grids that are mostly not square."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from vitrail.attention import Grid, Mask, attention, backends
 from vitrail.attention.backends import Request
@@ -89,6 +91,14 @@ def _visible(shape: tuple[int, ...]) -> Tensor:
     visible[..., -1, 0] = True
     visible[..., 0, :] = False
     return visible
+
+
+def seen_while(call: Callable[[], object]) -> set[str]:
+    """The names of all operations and GPU kernels that torch runs during the call."""
+    gpu = [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CPU, *gpu]) as profiler:
+        call()
+    return {event.key for event in profiler.key_averages()}
 
 
 def listen_to_requests(monkeypatch) -> list[Request]:

@@ -8,14 +8,15 @@ packed buffer that belong to no sample get NaN for an output and for a gradient.
 
 import importlib.util
 import sys
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail.attention import backends
 from vitrail.attention.backends import flash_attn
 
 from .oracle import attention
@@ -25,20 +26,9 @@ DISTRIBUTIONS = {"FA2": "flash-attn", "FA3": "flash-attn-3", "FA4": "flash-attn-
 VERSIONS = {"FA2": "2.8.3", "FA3": "3.0.0b1", "FA4": "4.0.0b36"}
 
 
-@dataclass
-class Stub:
-    """One generation, and the arguments of each call that it got by their names."""
-
-    name: str
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def functions(self) -> dict[str, Any]:
-        return functions(self.name, self.calls)
-
-
-def install(monkeypatch, *names: str) -> dict[str, Stub]:
-    """Let these generations be installed and no other, whatever this machine has."""
-    stubs = {name: Stub(name) for name in names}
+def install(monkeypatch, *names: str) -> list[dict[str, Any]]:
+    """Let these generations be installed and no other; returns what their calls will be given."""
+    calls = []
     for module in MODULES.values():
         monkeypatch.delitem(sys.modules, module, raising=False)
     for name in names:
@@ -49,7 +39,7 @@ def install(monkeypatch, *names: str) -> dict[str, Stub]:
                 sys.modules[module].__spec__ = ModuleSpec(module, None)
         module = sys.modules[MODULES[name]]
         module.__spec__.origin = "stub"
-        vars(module).update(stubs[name].functions())
+        vars(module).update(functions(name, calls))
     find = importlib.util.find_spec
     hidden = {module for module in MODULES.values() if module not in sys.modules}
     monkeypatch.setattr(
@@ -58,7 +48,15 @@ def install(monkeypatch, *names: str) -> dict[str, Stub]:
     told = {DISTRIBUTIONS[name]: VERSIONS[name] for name in names}
     monkeypatch.setattr(flash_attn, "_version", told.get)
     forget(monkeypatch)
-    return stubs
+    return calls
+
+
+def install_on_a_hopper(monkeypatch, name: str) -> list[dict[str, Any]]:
+    """One generation, and tensors on a CPU that pass for those of a Hopper."""
+    cls = flash_attn.FlashAttn
+    monkeypatch.setattr(cls, "capabilities", {"cpu": cls.capabilities["cuda"]})
+    monkeypatch.setattr(backends, "compute_capability", lambda _: (9, 0))
+    return install(monkeypatch, name)
 
 
 def forget(monkeypatch) -> None:
@@ -99,95 +97,69 @@ PARAMETERS = {
 
 def functions(name: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
     """Both functions of a generation; they append the arguments of each call to `calls`."""
-    whole, varlen = (parameters.split() for parameters in PARAMETERS[name])
 
-    def answer(out: Tensor) -> Any:
-        return (out, None) if name == "FA4" else out  # with the log-sum-exp, or None
+    def stub(parameters: str, compute):
+        def function(*args, **given):
+            call = dict(zip(parameters.split(), args, strict=False)) | given
+            known = call.keys() & set(parameters.split())
+            assert len(args) + len(given) == len(known), "unknown or twice"
+            calls.append(call)
+            out = compute(call)
+            return (out, None) if name == "FA4" else out  # with the log-sum-exp, or None
 
-    def note(parameters: list[str], args: tuple, given: dict[str, Any]) -> dict[str, Any]:
-        call = dict(zip(parameters, args, strict=False)) | given
-        assert len(args) + len(given) == len(call.keys() & set(parameters)), "unknown or twice"
-        calls.append(call)
-        return call
+        return function
 
-    def flash_attn_func(*args, **given):
-        call = note(whole, args, given)
-        return answer(dense(call["q"], call["k"], call["v"], call["softmax_scale"]))
-
-    def flash_attn_varlen_func(*args, **given):
-        call = note(varlen, args, given)
-        lengths = (call[f"{what}_{of}"] for what in ("cu_seqlens", "max_seqlen") for of in "qk")
-        qkv = (call["q"], call["k"], call["v"])
-        return answer(Varlen.apply(*qkv, *lengths, call["softmax_scale"]))
-
-    return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
+    return {
+        function: stub(parameters, compute)
+        for function, parameters, compute in zip(
+            flash_attn.FUNCTIONS, PARAMETERS[name], (dense, varlen), strict=True
+        )
+    }
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def dense(call: dict[str, Any]) -> Tensor:
     """Attention on (B, N, h, d), halves alone, as the kernels want them."""
-    for tensor in (q, k, v):
-        check(tensor, axes=4)
-    out = attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), scale=scale)
+    q, k, v = checked(call, axes=4)
+    out = attention(*(x.transpose(1, 2) for x in (q, k, v)), scale=call["softmax_scale"])
     return out.transpose(1, 2).to(q.dtype)
 
 
-class Varlen(torch.autograd.Function):
+def varlen(call: dict[str, Any]) -> Tensor:
     """Attention of each sample's queries to its keys on packed tokens, (total, h, d)."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, begins_q, begins_k, longest_q, longest_k, scale):
-        for tensor in (q, k, v):
-            check(tensor, axes=3)
-        assert begins_q.shape == begins_k.shape
-        for begins, longest, total in (
-            (begins_q, longest_q, len(q)),
-            (begins_k, longest_k, len(k)),
-        ):
-            assert begins.dtype == torch.int32
-            assert begins.is_contiguous()
-            assert type(longest) is int
-            assert begins[0] == 0
-            assert begins[-1] <= total
-            assert begins.diff().max() <= longest
-        ctx.save_for_backward(q, k, v)
-        ctx.given = (begins_q.tolist(), begins_k.tolist(), scale)
-        out = torch.full_like(q, float("nan"))
-        for (at_q, one_q), (_, one_k), (_, one_v) in samples(q, k, v, *ctx.given[:2]):
-            out[at_q] = single(one_q, one_k, one_v, scale).to(q.dtype)
-        return out
-
-    @staticmethod
-    def backward(ctx, towards):
-        tensors = ctx.saved_tensors
-        grads = [torch.full_like(tensor, float("nan")) for tensor in tensors]
-        for parts in samples(*tensors, *ctx.given[:2]):
-            with torch.enable_grad():
-                leaves = [part.double().requires_grad_() for _, part in parts]
-                out = single(*leaves, ctx.given[2])
-            found = torch.autograd.grad(out, leaves, towards[parts[0][0]].double())
-            for grad, (at, _), part in zip(grads, parts, found, strict=True):
-                grad[at] = part.to(grad.dtype)
-        return *grads, None, None, None, None, None
+    q, k, v = tensors = [x.clone() for x in checked(call, axes=3)]
+    begins = {}
+    for of, tensor in (("q", q), ("k", k)):
+        own, longest = call[f"cu_seqlens_{of}"], call[f"max_seqlen_{of}"]
+        assert own.dtype == torch.int32
+        assert own.is_contiguous()
+        assert type(longest) is int
+        assert own[0] == 0
+        assert own[-1] <= len(tensor)
+        assert own.diff().max() <= longest
+        begins[of] = own.tolist()
+    out = torch.full_like(q, float("nan"))
+    nobodys = [torch.ones(len(x), 1, 1, dtype=torch.bool) for x in tensors]
+    spans = ([slice(*pair) for pair in pairwise(begins[of])] for of in "qk")
+    for at_q, at_k in zip(*spans, strict=True):
+        if at_k.stop > at_k.start:
+            parts = q[at_q], k[at_k], v[at_k]
+            heads_first = (part.transpose(0, 1)[None] for part in parts)
+            one = attention(*heads_first, scale=call["softmax_scale"])[0]
+            out[at_q] = one.transpose(0, 1).to(q.dtype)
+            for unused, at in zip(nobodys, (at_q, at_k, at_k), strict=True):
+                unused[at] = False
+    for tensor, unused in zip(tensors, nobodys, strict=True):
+        if tensor.requires_grad:
+            tensor.register_hook(lambda grad, unused=unused: grad.masked_fill(unused, float("nan")))
+    return out
 
 
-def samples(q: Tensor, k: Tensor, v: Tensor, begins_q: list[int], begins_k: list[int]):
-    """The place of each sample that has keys in q, k and v, with what is there."""
-    for number in range(len(begins_q) - 1):
-        at_q = slice(begins_q[number], begins_q[number + 1])
-        at_k = slice(begins_k[number], begins_k[number + 1])
-        if begins_k[number + 1] > begins_k[number]:
-            yield (at_q, q[at_q]), (at_k, k[at_k]), (at_k, v[at_k])
-
-
-def single(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attention of one sample, (N, h, d), in float64."""
-    heads_first = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
-    return attention(*heads_first, scale=scale)[0].transpose(0, 1)
-
-
-def check(tensor: Tensor, *, axes: int) -> None:
-    assert tensor.dtype in (torch.float16, torch.bfloat16)
-    assert tensor.ndim == axes
-    assert tensor.stride(-1) == 1
-    assert tensor.shape[-1] % 8 == 0
-    assert tensor.shape[-1] <= 256
+def checked(call: dict[str, Any], *, axes: int) -> list[Tensor]:
+    tensors = [call[name] for name in "qkv"]
+    for tensor in tensors:
+        assert tensor.dtype in (torch.float16, torch.bfloat16)
+        assert tensor.ndim == axes
+        assert tensor.stride(-1) == 1
+        assert tensor.shape[-1] % 8 == 0
+        assert tensor.shape[-1] <= 256
+    return tensors

@@ -1,5 +1,7 @@
 """Attention written out in float64, apart from the code under test, and how near it must come."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -49,10 +51,34 @@ def dead_rows(visible: Tensor | None, bias: Tensor | None, shape: tuple[int, ...
     return ~seen.any(-1)
 
 
+def exact_copies(leaves: list[Tensor]) -> list[Tensor]:
+    """The same numbers in float64 on the CPU, as leaves of their own."""
+    return [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
+
+
+def with_gradients(out: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of the sum of its squares."""
+    return [out, *torch.autograd.grad(out.square().sum(), list(leaves))]
+
+
+def assert_same(
+    out: Tensor, leaves: list[Tensor], exact: Tensor, doubles: list[Tensor], under: str = ""
+) -> list[Tensor]:
+    """Output and gradients are those of `exact` in float64; our gradients are given back."""
+    towards = torch.randn(exact.shape).to(out.dtype)
+    found = torch.autograd.grad(out, leaves, towards.to(out.device))
+    wanted = torch.autograd.grad(exact, doubles, towards.double())
+    assert_near(f"output{under}", out.cpu(), exact)
+    for number, (actual, want) in enumerate(zip(found, wanted, strict=True)):
+        assert actual.dtype == leaves[number].dtype
+        assert_near(f"gradient {number}{under}", actual.cpu(), want)
+    return list(found)
+
+
 def assert_near(name: str, actual: Tensor, expected: Tensor) -> None:
     """`actual` is finite and as near to float64 `expected` as its dtype allows."""
     assert torch.isfinite(actual).all(), f"{name} is not finite"
-    difference = actual.double() - expected
+    difference = actual.double() - expected.double()
     if actual.dtype in LARGEST:
         gap, allowed = difference.abs().max().item(), LARGEST[actual.dtype]
     else:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitrail.attention import Mask, MultiHeadAttention2d, SelfAttention2d, attend, backends
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d, SelfAttention2d, attend
 from vitrail.attention.attention import head_width
 from vitrail.attention.positions.rope import Rope, RopeMixed
 from vitrail.attention.positions.sincos import SinCos
@@ -36,11 +36,10 @@ def test_tensors_that_do_not_fit_together_are_refused(backend, k, v):
 
 
 @each_backend
-def test_one_dtype_and_one_device_for_all_three(backend):
+@pytest.mark.parametrize("k, v", [(Q.half(), Q), (Q, Q.to("meta"))], ids=["dtype", "device"])
+def test_one_dtype_and_one_device_for_all_three(backend, k, v):
     with pytest.raises(ValueError, match="one dtype and one device"):
-        attend(Q, Q.half(), Q, backend=backend)
-    with pytest.raises(ValueError, match="one dtype and one device"):
-        attend(Q, Q, Q.to("meta"), backend=backend)
+        attend(Q, k, v, backend=backend)
 
 
 @each_backend
@@ -89,12 +88,6 @@ def test_wavelengths_are_spaced_by_a_number_above_zero(kind, temperature):
         kind(temperature=temperature)
 
 
-@pytest.mark.parametrize("name", [None, 3, ["eager"]])
-def test_a_backend_that_is_no_name_does_not_exist(name):
-    with pytest.raises((ValueError, TypeError), match=r"does not exist|unhashable"):
-        backends.load(name)
-
-
 @pytest.mark.parametrize("layer", [MultiHeadAttention2d, SelfAttention2d])
 def test_heads_that_do_not_divide_the_width_are_refused_when_the_layer_is_built(layer):
     with pytest.raises(
@@ -119,3 +112,19 @@ def test_heads_that_do_not_divide_the_width_are_refused_when_the_layer_is_built(
 def test_the_way_out_names_heads_that_do_divide(dim, heads, way_out):
     with pytest.raises(ValueError, match=f"{way_out}$"):
         head_width(dim, heads)
+
+
+def test_token_prefix_plus_row_times_cols_plus_col_lies_at_row_and_col():
+    grid = Grid(3, 5, 4)
+    image = torch.arange(grid.area).reshape(grid.rows, grid.cols)
+    rows, cols = grid.coordinates()
+    for token in range(grid.prefix, grid.tokens):
+        place = token - grid.prefix
+        assert image[rows[place], cols[place]] == place
+    assert (grid.area, grid.tokens) == (15, 19)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (-1, 3), (2, 2, -1)])
+def test_an_empty_grid_is_refused(sizes):
+    with pytest.raises(ValueError, match=r"^Grid\(rows=.* is empty; use at least one row"):
+        Grid(*sizes)

@@ -15,79 +15,72 @@ import torch
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, backends
 from vitrail.attention.backends import Refused, Request, flash_attn, resolve
-from vitrail.attention.backends.flash_attn import FORCED, FlashAttn
+from vitrail.attention.backends.flash_attn import FORCED
 
-from .cases import KINDS
-from .flash_attn_stubs import MODULES, VERSIONS, Stub, forget, install
-from .oracle import assert_near, attention
+from .cases import KINDS, seen_while
+from .flash_attn_stubs import MODULES, VERSIONS, forget, install, install_on_a_hopper
+from .oracle import assert_near, attention, with_gradients
 from .test_contract import check
 
 HOPPER = Request(
     "cuda", torch.bfloat16, batch=2, heads=3, queries=197, keys=197, width=64, compute=(9, 0)
 )
-AMPERE, ADA = replace(HOPPER, compute=(8, 0)), replace(HOPPER, compute=(8, 9))
+AMPERE = replace(HOPPER, compute=(8, 0))
+WIDE_ADA = replace(HOPPER, compute=(8, 9), width=256, dropout=0.1)
 BLACKWELL, CONSUMER = replace(HOPPER, compute=(10, 0)), replace(HOPPER, compute=(12, 0))
 
 each_generation = pytest.mark.parametrize("generation", sorted(MODULES))
 
 
 @pytest.fixture
-def stub(generation, monkeypatch) -> Stub:
-    """One generation, and tensors on a CPU that pass for those of a Hopper."""
-    monkeypatch.setattr(FlashAttn, "capabilities", {"cpu": FlashAttn.capabilities["cuda"]})
-    monkeypatch.setattr(backends, "compute_capability", lambda _: (9, 0))
-    return install(monkeypatch, generation)[generation]
+def calls(generation, monkeypatch) -> list[dict]:
+    """What the only generation here is given, on what passes for a Hopper."""
+    return install_on_a_hopper(monkeypatch, generation)
+
+
+def drawn(*shape: int) -> list[torch.Tensor]:
+    return [torch.randn(shape or (2, 3, 15, 8)).to(torch.bfloat16) for _ in "qkv"]
 
 
 @each_generation
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("grid", [Grid(1, 1, 1), Grid(3, 5, 1), Grid(8, 8)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_through_any_generation_it_is_attention_or_refused(stub, kind, grid, dtype):
+def test_through_any_generation_it_is_attention_or_refused(calls, kind, grid, dtype):
     check("flash_attn", kind, grid, dtype)
-    taken = kind in ("no mask", "padding")
-    assert len(stub.calls) == taken
+    assert len(calls) == (kind in ("no mask", "padding"))
 
 
 @each_generation
-def test_the_kernel_is_handed_tokens_before_heads_and_every_knob(stub):
-    q, k, v = torch.randn(3, 2, 3, 15, 8).to(torch.bfloat16)
-    attend(q, k, v, scale=0.3, backend="flash_attn")
-    (call,) = stub.calls
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_kernel_is_handed_tokens_before_heads_and_every_knob(calls, deterministic):
+    q, k, v = drawn()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        attend(q, k, v, scale=0.3, backend="flash_attn")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (call,) = calls
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         assert torch.equal(call[name], tensor.transpose(1, 2))
-    assert call["softmax_scale"] == 0.3
-    assert call["causal"] is False
-    assert call["deterministic"] is False
+    assert (call["softmax_scale"], call["causal"]) == (0.3, False)
+    assert call["deterministic"] is deterministic
     assert call.get("dropout_p", 0.0) == 0.0
 
 
-@each_generation
-def test_a_deterministic_torch_asks_for_a_deterministic_kernel(stub):
-    q = torch.randn(2, 3, 15, 8).to(torch.bfloat16)
-    torch.use_deterministic_algorithms(True)
-    try:
-        attend(q, q, q, backend="flash_attn")
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert stub.calls[0]["deterministic"] is True
-
-
 @pytest.mark.parametrize("generation", ["FA2"])
-def test_dropout_reaches_the_generation_that_has_it(stub):
-    q = torch.randn(2, 3, 15, 8).to(torch.bfloat16)
-    attend(q, q, q, dropout_p=0.25, backend="flash_attn")
-    valid = torch.ones(2, 15, dtype=torch.bool)
-    attend(q, q, q, mask=Mask(valid=valid), dropout_p=0.25, backend="flash_attn")
-    assert [call["dropout_p"] for call in stub.calls] == [0.25, 0.25]
+def test_dropout_reaches_the_generation_that_has_it(calls):
+    for mask in (None, Mask(valid=torch.ones(2, 15, dtype=torch.bool))):
+        attend(*drawn(), mask=mask, dropout_p=0.25, backend="flash_attn")
+    assert [call["dropout_p"] for call in calls] == [0.25, 0.25]
 
 
 @each_generation
-def test_under_padding_queries_stay_and_real_keys_are_packed(stub):
-    q, k, v = torch.randn(3, 3, 3, 5, 8).to(torch.bfloat16)
+def test_under_padding_queries_stay_and_real_keys_are_packed(calls):
+    q, k, v = drawn(3, 3, 5, 8)
     valid = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
     attend(q, k, v, mask=Mask(valid=valid), backend="flash_attn")
-    (call,) = stub.calls
+    (call,) = calls
     assert call["cu_seqlens_q"].tolist() == [0, 5, 10, 15]
     # The second sample has no real key, and looks at all of its own rather than at none.
     assert call["cu_seqlens_k"].tolist() == [0, 3, 8, 12]
@@ -98,46 +91,38 @@ def test_under_padding_queries_stay_and_real_keys_are_packed(stub):
 
 
 @each_generation
-@pytest.mark.usefixtures("stub")
+@pytest.mark.usefixtures("calls")
 def test_rubbish_in_padding_reaches_neither_outputs_nor_gradients():
-    q, k, v = torch.randn(3, 2, 3, 6, 8).to(torch.bfloat16)
+    q, k, v = drawn(2, 3, 6, 8)
     valid = torch.tensor([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
-    hidden = ~valid[:, None, :, None]
     results = []
     for rubbish in (0.0, float("nan"), float("inf")):
-        leaves = [
-            q.clone().requires_grad_(),
-            *(tensor.masked_fill(hidden, rubbish).requires_grad_() for tensor in (k, v)),
-        ]
+        k, v = (tensor.masked_fill(~valid[:, None, :, None], rubbish) for tensor in (k, v))
+        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
         out = attend(*leaves, mask=Mask(valid=valid), backend="flash_attn")
-        results.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
-    for other in results[1:]:
-        for ours, theirs in zip(results[0], other, strict=True):
-            assert torch.isfinite(theirs).all()
-            assert torch.equal(ours, theirs)
+        results.append(with_gradients(out, leaves))
+        assert all(torch.isfinite(tensor).all() for tensor in results[-1])
+    torch.testing.assert_close(results[1:], results[:1] * 2, atol=0, rtol=0)
 
 
 @each_generation
-@pytest.mark.usefixtures("stub")
+@pytest.mark.usefixtures("calls")
 def test_one_query_may_look_at_many_padded_keys():
-    q, (k, v) = torch.randn(2, 3, 1, 8), torch.randn(2, 2, 3, 15, 8)
-    q, k, v = (tensor.to(torch.bfloat16) for tensor in (q, k, v))
+    q, k, v = drawn()
     mask = Mask(valid=torch.rand(2, 15) > 0.4)
-    out = attend(q, k, v, mask=mask, backend="flash_attn")
-    assert_near("output", out, attention(q, k, v, visible=mask.visible(q.device)))
+    out = attend(q[:, :, :1], k, v, mask=mask, backend="flash_attn")
+    assert_near("output", out, attention(q[:, :, :1], k, v, visible=mask.visible(q.device)))
 
 
 @each_generation
-@pytest.mark.usefixtures("stub")
+@pytest.mark.usefixtures("calls", "fresh_graphs")
 def test_a_layer_that_calls_it_is_one_graph():
-    torch._dynamo.reset()
     torch.manual_seed(0)
     layer = MultiHeadAttention2d(24, 3, backend="flash_attn").to(torch.bfloat16)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     x = torch.randn(2, 15, 24).to(torch.bfloat16)
     # The stand-in for packed tokens reads values, which the real one leaves to the GPU.
     assert torch.equal(compiled(x, Grid(3, 5)), layer(x, Grid(3, 5)))
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +141,7 @@ def test_a_layer_that_calls_it_is_one_graph():
         ("FA2 FA4", CONSUMER, "FA2"),
         ("FA3 FA4", HOPPER, "FA3"),
         ("FA3 FA4", BLACKWELL, "FA4"),
-        ("FA2 FA3 FA4", ADA, "FA2"),
+        ("FA2 FA3 FA4", replace(HOPPER, compute=(8, 9)), "FA2"),
         # Only FA2 drops, and only FA2 takes this width on Blackwell.
         ("FA2 FA3 FA4", replace(HOPPER, dropout=0.1), "FA2"),
         ("FA2 FA4", replace(BLACKWELL, width=192), "FA2"),
@@ -193,18 +178,8 @@ def test_a_generation_can_be_forced(forced, monkeypatch):
         ("FA2 FA3", "FA3", AMPERE, r"run FA3 on compute capability 8\.0"),
         ("FA4", None, CONSUMER, r"run FA4 on compute capability 12\.0"),
         ("FA3", None, replace(HOPPER, dropout=0.1), "drop attention weights with FA3"),
-        (
-            "FA4",
-            None,
-            replace(BLACKWELL, width=192),
-            r"take head width 192 with FA4 on compute capability 10\.0 \(at most 128, or 256\)",
-        ),
-        (
-            "FA2",
-            None,
-            replace(ADA, width=256, dropout=0.1),
-            r"train head width 256 with dropout on compute capability 8\.9",
-        ),
+        ("FA4", None, replace(BLACKWELL, width=192), r"192 with FA4 on .* \(at most 128, or 256\)"),
+        ("FA2", None, WIDE_ADA, r"train head width 256 with dropout on compute capability 8\.9"),
         ("FA2", None, replace(HOPPER, dtype=torch.float32), "compute in float32"),
         ("FA2", None, replace(HOPPER, compute=(7, 5)), r"run on compute capability 7\.5"),
         ("FA2", None, replace(HOPPER, width=264), r"take head width 264 \(at most 256\)"),
@@ -219,30 +194,21 @@ def test_it_says_what_it_cannot_do_and_who_can(installed, forced, request_, clas
     if forced:
         monkeypatch.setenv(FORCED, forced)
     with pytest.raises(
-        Refused, match=rf"^backend=flash_attn cannot .*{clash}.*; .*reference.* can$"
+        Refused, match=rf"^backend=flash_attn cannot .*{clash}.*; .*reference.* can"
     ):
         resolve(request_, "flash_attn")
-    assert flash_attn.BACKEND.variant(replace(request_, width=999)) is None or not forced
-
-
-@pytest.mark.parametrize("request_", [replace(HOPPER, bias=True), replace(HOPPER, device="cpu")])
-def test_what_is_refused_has_no_variant(request_, monkeypatch):
-    install(monkeypatch, "FA2")
     assert flash_attn.BACKEND.variant(request_) is None
 
 
 @each_generation
 def test_each_generation_promises_its_own_operator(generation, monkeypatch):
     install(monkeypatch, generation)
-    (operator,) = flash_attn.BACKEND.kernels(HOPPER).required
-    assert (
-        operator
-        == {
-            "FA2": "flash_attn::_flash_attn_*forward",
-            "FA3": "flash_attn_3::fwd",
-            "FA4": "FlashAttn*Func",
-        }[generation]
-    )
+    operators = {
+        "FA2": "flash_attn::_flash_attn_*forward",
+        "FA3": "flash_attn_3::fwd",
+        "FA4": "FlashAttn*Func",
+    }
+    assert flash_attn.BACKEND.kernels(HOPPER).required == {operators[generation]}
 
 
 def test_the_name_of_an_autograd_function_is_what_a_profiler_sees_of_it():
@@ -252,9 +218,7 @@ def test_the_name_of_an_autograd_function_is_what_a_profiler_sees_of_it():
         def forward(ctx, x):
             return x * 2
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        FlashAttnFunc.apply(torch.ones(2))
-    assert "FlashAttnFunc" in {event.key for event in profiler.key_averages()}
+    assert "FlashAttnFunc" in seen_while(lambda: FlashAttnFunc.apply(torch.ones(2)))
 
 
 def test_the_extra_that_a_refusal_names_exists():
@@ -262,13 +226,6 @@ def test_the_extra_that_a_refusal_names_exists():
     extras = project["project"]["optional-dependencies"]
     (extra,) = re.findall(r"vitrail\[(\w+)\]", flash_attn.ABSENT)
     assert any(needed.startswith("flash-attn") for needed in extras[extra])
-
-
-def test_on_a_cpu_it_is_refused_for_real_and_nothing_is_imported():
-    q = torch.randn(2, 3, 16, 8).to(torch.bfloat16)
-    with pytest.raises(Refused, match=r"^backend=flash_attn cannot run on cpu.*; eager, .* can$"):
-        attend(q, q, q, backend="flash_attn")
-    assert not {"flash_attn", "flash_attn_interface"} & set(sys.modules)
 
 
 @pytest.mark.parametrize(
@@ -299,25 +256,21 @@ def test_a_package_that_does_not_import_is_a_refusal_in_one_line(
     sys.modules.pop("flash_attn", None)
 
 
-def test_a_broken_package_hurts_nobody_who_does_not_use_it(tmp_path):
+def test_a_broken_package_hurts_nobody_who_does_not_use_it_and_a_cpu_imports_none(tmp_path):
     (tmp_path / "flash_attn").mkdir()
     (tmp_path / "flash_attn" / "__init__.py").write_text('raise ImportError("undefined symbol")')
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import torch, vitrail\n"
         "from vitrail.attention import attend, backends\n"
-        "from vitrail.attention.backends import Request\n"
-        "q = torch.ones(1, 1, 4, 8)\n"
+        "q = torch.ones(1, 1, 4, 8, dtype=torch.bfloat16)\n"
         "attend(q, q, q, backend='sdpa')\n"
-        "cpu = Request('cpu', torch.float32, 1, 1, 4, 4, 8)\n"
-        "print(backends.permitted(cpu), 'flash_attn' in sys.modules)\n"
+        "backends.permitted(backends.Request('cpu', torch.float32, 1, 1, 4, 4, 8))\n"
         "try: attend(q, q, q, backend='flash_attn')\n"
         "except backends.Refused as refusal: print(refusal)\n"
+        "assert not {'flash_attn', 'flash_attn_interface'} & set(sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    names, refusal = done.stdout.splitlines()
-    assert names.startswith("['eager'")
-    assert names.endswith("False")
-    assert refusal.startswith("backend=flash_attn cannot run on cpu; eager, ")
+    assert done.stdout.startswith("backend=flash_attn cannot run on cpu; eager, ")

@@ -5,24 +5,24 @@ compiling.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, attend_packed, backends
-from vitrail.attention.backends import Backend, Refused, Request, flash_attn
+from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, backends
+from vitrail.attention.backends import Backend, Request, flash_attn
 from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.neighborhood import Neighborhood
 from vitrail.attention.selection import gate
 from vitrail.attention.selection.auto import Auto
 
-from .cases import BATCH, HEADS, KINDS, mask_and_bias
+from . import test_contract, test_packed
+from .cases import BATCH, HEADS, KINDS, mask_and_bias, seen_while
 from .flash_attn_stubs import PARAMETERS
-from .oracle import assert_near, attention, dead_rows
-from .test_packed import LENGTHS, begins_of, one_by_one
+from .oracle import assert_near, attention, with_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -49,49 +49,9 @@ def usable(name: str) -> Backend:
     return backend
 
 
-def moved(mask: Mask, bias: torch.Tensor | None) -> tuple[Mask, torch.Tensor | None]:
-    parts = {"valid": mask.valid, "allowed": mask.allowed}
-    parts = {name: part.to(DEVICE) for name, part in parts.items() if part is not None}
-    return replace(mask, **parts), None if bias is None else bias.to(DEVICE)
-
-
-def check(name: str, kind_name: str, grid: Grid, dtype: torch.dtype) -> None:
-    """Outputs and gradients equal float64's on the CPU, or the call is refused as announced."""
-    torch.manual_seed(0)
-    backend, kind = usable(name), KINDS[kind_name]
-    mask, bias = mask_and_bias(kind, grid, dtype)
-    leaves = [torch.randn(BATCH, grid.tokens, HEADS, WIDTH).to(dtype) for _ in range(3)]
-    doubles = [leaf.double().requires_grad_() for leaf in leaves]
-    leaves = [leaf.to(DEVICE).requires_grad_() for leaf in leaves]
-    there, bias_there = moved(mask, bias)
-    double_bias = bias
-    if kind.learned:
-        double_bias = bias.double().requires_grad_()
-        leaves.append(bias_there.requires_grad_())
-        doubles.append(double_bias)
-    q, k, v = (leaf.transpose(1, 2) for leaf in leaves[:3])
-    if backend.refuse(Request.of(q, k, v, there, bias_there, 0.0)):
-        with pytest.raises(Refused, match=f"backend={name} cannot .+; .+ can"):
-            attend(q, k, v, mask=there, bias=bias_there, backend=name)
-        return
-
-    visible = mask.visible(torch.device("cpu"))
-    expected = attention(
-        *(double.transpose(1, 2) for double in doubles[:3]), visible=visible, bias=double_bias
-    )
-    towards = torch.randn(expected.shape).to(dtype)
-    wanted = torch.autograd.grad(expected, doubles, towards.double())
-    out = attend(q, k, v, mask=there, bias=bias_there, backend=name)
-    grads = torch.autograd.grad(out, leaves, towards.to(DEVICE))
-
-    assert out.dtype == dtype
-    assert_near("output", out.cpu(), expected)
-    for label, actual, want in zip(("dq", "dk", "dv", "dbias"), grads, wanted, strict=False):
-        assert actual.dtype == dtype
-        assert_near(label, actual.cpu(), want)
-    dead = dead_rows(visible, bias, (BATCH, HEADS, grid.tokens, grid.tokens))
-    assert (out.cpu()[dead] == 0).all()
-    assert (grads[0].cpu().transpose(1, 2)[dead] == 0).all()
+def check(name: str, kind: str, grid: Grid, dtype: torch.dtype) -> None:
+    usable(name)
+    test_contract.check(name, kind, grid, dtype, DEVICE, WIDTH)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -126,92 +86,62 @@ def test_flex_computes_a_pattern_whose_blocks_are_mostly_hidden():
 @pytest.mark.parametrize("backend", backends.names())
 def test_the_promised_kernel_runs_on_the_gpu(backend, kind):
     one = usable(backend)
-    mask, bias = moved(*mask_and_bias(KINDS[kind], Grid(12, 16, 5), torch.bfloat16))
-    q, k, v = (
-        torch.randn(BATCH, HEADS, 197, WIDTH, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
-        for _ in "qkv"
-    )
-    request = Request.of(q, k, v, mask, bias, 0.0)
+    mask, bias = mask_and_bias(KINDS[kind], Grid(12, 16, 5), torch.bfloat16)
+    mask = Mask(valid=None if mask.valid is None else mask.valid.to(DEVICE))
+    bias = None if bias is None else bias.to(DEVICE)
+    qkv = torch.randn(3, BATCH, HEADS, 197, WIDTH, device=DEVICE, dtype=torch.bfloat16)
+    request = Request.of(*qkv.requires_grad_(), mask, bias, 0.0)
     if one.refuse(request):
         pytest.skip(f"backend={backend} takes no {kind}")
+    assert_promised(
+        one.kernels(request), lambda: attend(*qkv, mask=mask, bias=bias, backend=one).sum()
+    )
 
-    def call() -> None:
-        attend(q, k, v, mask=mask, bias=bias, backend=one).sum().backward()
+
+def assert_promised(promise: backends.Kernels, forward: Callable[[], torch.Tensor]) -> None:
+    """What runs forward and backward; once before, to set it up."""
+
+    def step() -> None:
+        forward().backward()
         torch.cuda.synchronize()
 
-    assert_promised(one.kernels(request), seen_while(call))
-
-
-@pytest.mark.parametrize("backend", ["sdpa_efficient", "sdpa_flash", "flash_attn", "flex"])
-def test_a_compiled_layer_equals_itself_and_keeps_its_kernel(backend):
-    one = usable(backend)
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    layer = MultiHeadAttention2d(HEADS * WIDTH, HEADS, backend=backend)
-    layer = layer.to(DEVICE, torch.bfloat16)
-    compiled = torch.compile(layer, fullgraph=True)
-    grid = Grid(12, 16, 5)
-    x = torch.randn(BATCH, grid.tokens, HEADS * WIDTH, device=DEVICE, dtype=torch.bfloat16)
-    valid = torch.ones(BATCH, 12, 16, dtype=torch.bool, device=DEVICE)
-    valid[0, -2:] = False
-    masks = {} if one.refuse(plain(masks=frozenset({"padding"}))) else {"valid": valid}
-    sides = []
-    for side in (layer, compiled):
-        leaf = x.clone().requires_grad_()
-        out = side(leaf, grid, **masks)
-        sides.append((out, *torch.autograd.grad(out.float().square().sum(), [leaf])))
-    for ours, theirs in zip(*sides, strict=True):
-        assert (ours - theirs).float().norm() <= 2e-2 * ours.float().norm()
-
-    def call() -> None:
-        compiled(x.requires_grad_(), grid, **masks).sum().backward()
-        torch.cuda.synchronize()
-
-    promise = one.kernels(plain(masks=frozenset({"padding"} if masks else ())), compiled=True)
-    assert_promised(promise, seen_while(call))
-    torch._dynamo.reset()
-
-
-def seen_while(call) -> set[str]:
-    """Operators and device kernels by name; the call is made once before, to set it up."""
-    call()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        call()
-    return {event.key for event in profiler.key_averages()}
-
-
-def assert_promised(promise: backends.Kernels, seen: set[str]) -> None:
+    step()
+    seen = seen_while(step)
     for pattern in promise.required:
         assert any(fnmatchcase(name, pattern) for name in seen), f"{pattern} is not in {seen}"
     for pattern in promise.forbidden:
         assert not any(fnmatchcase(name, pattern) for name in seen)
 
 
+@pytest.mark.usefixtures("fresh_graphs")
+@pytest.mark.parametrize("backend", ["sdpa_efficient", "sdpa_flash", "flash_attn", "flex"])
+def test_a_compiled_layer_equals_itself_and_keeps_its_kernel(backend):
+    one = usable(backend)
+    torch.manual_seed(0)
+    layer = MultiHeadAttention2d(HEADS * WIDTH, HEADS, backend=backend)
+    layer = layer.to(DEVICE, torch.bfloat16)
+    compiled = torch.compile(layer, fullgraph=True)
+    grid = Grid(12, 16, 5)
+    x = torch.randn(BATCH, grid.tokens, HEADS * WIDTH, device=DEVICE, dtype=torch.bfloat16)
+    x.requires_grad_()
+    valid = torch.ones(BATCH, 12, 16, dtype=torch.bool, device=DEVICE)
+    valid[0, -2:] = False
+    masks = {} if one.refuse(plain(masks=frozenset({"padding"}))) else {"valid": valid}
+    sides = [with_gradients(call(x, grid, **masks), [x]) for call in (layer, compiled)]
+    for ours, theirs in zip(*sides, strict=True):
+        assert (ours - theirs).float().norm() <= 2e-2 * ours.float().norm()
+    promise = one.kernels(plain(masks=frozenset({"padding"} if masks else ())), compiled=True)
+    assert_promised(promise, lambda: compiled(x, grid, **masks).sum())
+
+
 @pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("lengths", test_packed.LENGTHS.values(), ids=test_packed.LENGTHS)
 @pytest.mark.parametrize("backend", ["eager", "sdpa_flash", "sdpa_efficient", "flash_attn"])
 def test_packed_samples_equal_a_loop_over_them(backend, lengths, told):
     usable(backend)
-    torch.manual_seed(0)
-    tensors = [torch.randn(sum(lengths), HEADS, WIDTH).to(torch.bfloat16) for _ in "qkv"]
-    doubles = [tensor.double().requires_grad_() for tensor in tensors]
-    leaves = [tensor.to(DEVICE).requires_grad_() for tensor in tensors]
-    out = attend_packed(
-        *leaves,
-        cu_seqlens=begins_of(lengths).to(DEVICE),
-        max_seqlen=max(lengths) if told else None,
-        backend=backend,
-    )
-    expected = one_by_one(doubles, lengths)
-    towards = torch.randn(expected.shape).to(torch.bfloat16)
-    assert_near("output", out.cpu(), expected)
-    for label, ours, theirs in zip(
-        ("dq", "dk", "dv"),
-        torch.autograd.grad(out, leaves, towards.to(DEVICE)),
-        torch.autograd.grad(expected, doubles, towards.double()),
-        strict=True,
-    ):
-        assert_near(label, ours.cpu(), theirs)
+    told = max(lengths) if told else None
+    options = {"dtype": torch.bfloat16, "width": WIDTH, "device": DEVICE}
+    test_packed.check(lengths, backend, told=told, **options)
 
 
 @pytest.mark.parametrize("backend", quick)

@@ -8,11 +8,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from vitrail.attention import attend, attend_packed, backends, packed
 from vitrail.attention.backends import Refused
-from vitrail.attention.backends.flash_attn import FlashAttn
 
 from .cases import ON_CPU
-from .flash_attn_stubs import MODULES, install
-from .oracle import assert_near, attention
+from .flash_attn_stubs import MODULES, install_on_a_hopper
+from .oracle import assert_near, assert_same, attention, exact_copies
 
 HEADS, WIDTH = 3, 8
 LENGTHS = {
@@ -27,9 +26,9 @@ def begins_of(lengths: list[int], dtype=torch.int32) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
 
 
-def drawn(lengths: list[int], *, width: int = WIDTH, dtype=torch.float32) -> list[torch.Tensor]:
+def drawn(lengths: list[int], *, dtype=torch.float32, width: int = WIDTH, device="cpu"):
     torch.manual_seed(0)
-    tokens = torch.randn(3, sum(lengths), HEADS, width).to(dtype)
+    tokens = torch.randn(3, sum(lengths), HEADS, width).to(device, dtype)
     return [tensor.requires_grad_() for tensor in tokens]
 
 
@@ -43,23 +42,14 @@ def one_by_one(tensors: list[torch.Tensor], lengths: list[int], scale=None) -> t
     return torch.cat(outs)
 
 
-def check(lengths: list[int], backend: str, *, dtype=torch.float32, scale=None, **given) -> None:
+def check(lengths: list[int], backend: str, *, scale=None, told=None, begins=None, **options):
     """Outputs and gradients equal those of a loop over the samples in float64."""
-    tensors = drawn(lengths, dtype=dtype)
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    given.setdefault("cu_seqlens", begins_of(lengths))
-    out = attend_packed(*tensors, scale=scale, backend=backend, **given)
-    expected = one_by_one(doubles, lengths, scale)
-    towards = torch.randn(expected.shape).to(dtype)
-    assert out.dtype == dtype
-    assert_near("output", out, expected)
-    for name, ours, theirs in zip(
-        ("dq", "dk", "dv"),
-        torch.autograd.grad(out, tensors, towards),
-        torch.autograd.grad(expected, doubles, towards.double()),
-        strict=True,
-    ):
-        assert_near(name, ours, theirs)
+    tensors = drawn(lengths, **options)
+    doubles = exact_copies(tensors)
+    begins = (begins_of(lengths) if begins is None else begins).to(tensors[0].device)
+    out = attend_packed(*tensors, cu_seqlens=begins, max_seqlen=told, scale=scale, backend=backend)
+    assert out.dtype == tensors[0].dtype
+    assert_same(out, tensors, one_by_one(doubles, lengths, scale), doubles)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -75,9 +65,9 @@ def test_packed_halves_equal_a_loop_in_float64(backend, dtype):
 
 
 def test_begins_may_be_long_and_the_scale_ones_own():
-    check([3, 5], "sdpa", scale=0.1, cu_seqlens=begins_of([3, 5], torch.int64))
-    check([3, 5], "sdpa", max_seqlen=5)
-    check([3, 5], "sdpa", max_seqlen=100)
+    check([3, 5], "sdpa", scale=0.1, begins=begins_of([3, 5], torch.int64))
+    check([3, 5], "sdpa", told=5)
+    check([3, 5], "sdpa", told=100)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -126,12 +116,10 @@ def test_samples_of_one_length_share_a_call(monkeypatch):
 @pytest.mark.parametrize("generation", sorted(MODULES))
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_flash_attn_takes_all_samples_in_one_call(lengths, generation, monkeypatch):
-    monkeypatch.setattr(FlashAttn, "capabilities", {"cpu": FlashAttn.capabilities["cuda"]})
-    monkeypatch.setattr(backends, "compute_capability", lambda _: (9, 0))
-    stub = install(monkeypatch, generation)[generation]
+    calls = install_on_a_hopper(monkeypatch, generation)
     begins = begins_of(lengths, torch.int64)
-    check(lengths, "flash_attn", dtype=torch.bfloat16, scale=0.3, cu_seqlens=begins)
-    (call,) = stub.calls
+    check(lengths, "flash_attn", dtype=torch.bfloat16, scale=0.3, begins=begins)
+    (call,) = calls
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         assert call[name].dtype == torch.int32
         assert call[name].tolist() == begins.tolist()
@@ -160,24 +148,17 @@ def test_told_the_longest_length_a_packed_kernel_needs_no_value(monkeypatch):
         ([0, 3, 8], None, r"cu_seqlens must .*end with the 7 tokens there are, got \[0, 3, 8\]"),
         ([0, 5, 3, 7], None, r"cu_seqlens must .*never fall.* got \[0, 5, 3, 7\]"),
         ([0, 3, 7], 3, r"max_seqlen must be at least the longest sample's 4 tokens, got 3"),
+        (torch.tensor([0.0, 7.0]), None, r"cu_seqlens is torch\.float32 of .*torch\.int32 or"),
+        (torch.tensor([[0, 7]]), None, r"cu_seqlens is .* of shape \(1, 2\)"),
+        (torch.tensor([0, 7], dtype=torch.int16), None, r"cu_seqlens is torch\.int16 of shape"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused_in_one_line(begins, told, message):
-    q, k, v = drawn([7])
-    begins = torch.tensor(begins, dtype=torch.int32)
+    if isinstance(begins, list):
+        begins = torch.tensor(begins, dtype=torch.int32)
     with pytest.raises(ValueError, match=message) as error:
-        attend_packed(q, k, v, cu_seqlens=begins, max_seqlen=told)
+        attend_packed(*drawn([7]), cu_seqlens=begins, max_seqlen=told)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "begins",
-    [torch.tensor([0.0, 7.0]), torch.tensor([[0, 7]]), torch.tensor([0, 7], dtype=torch.int16)],
-)
-def test_begins_are_one_row_of_integers(begins):
-    q, k, v = drawn([7])
-    with pytest.raises(ValueError, match=r"cu_seqlens is torch\.\w+ of shape .*torch\.int32 or"):
-        attend_packed(q, k, v, cu_seqlens=begins)
 
 
 def test_tensors_that_are_not_packed_are_refused_with_their_shapes():
@@ -190,12 +171,10 @@ def test_tensors_that_are_not_packed_are_refused_with_their_shapes():
 
 
 def test_a_backend_that_cannot_is_refused_as_elsewhere():
-    q, k, v = drawn([3, 5])
-    begins = begins_of([3, 5])
-    with pytest.raises(Refused, match=r"^backend=flash_attn cannot run on cpu"):
-        attend_packed(q, k, v, cu_seqlens=begins, backend="flash_attn")
-    with pytest.raises(Refused, match=r"^backend=sdpa_flash cannot drop attention weights"):
-        attend_packed(q, k, v, cu_seqlens=begins, dropout_p=0.1, backend="sdpa_flash")
+    given = {"cu_seqlens": begins_of([3, 5]), "dropout_p": 0.1}
+    for backend, lack in (("flash_attn", "run on cpu"), ("sdpa_flash", "drop attention weights")):
+        with pytest.raises(Refused, match=f"^backend={backend} cannot {lack}"):
+            attend_packed(*drawn([3, 5]), **given, backend=backend)
 
 
 def test_dropout_acts_and_a_seed_repeats_it():
