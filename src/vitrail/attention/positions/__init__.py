@@ -21,19 +21,12 @@ class LayerPosition(nn.Module):
         """q and k, (B, h, N, d) each, turned by where their tokens sit."""
         return q, k
 
-    def widen(
-        self,
-        q: Tensor,
-        k: Tensor,
-        tile: Grid,
-        places: tuple[Tensor, Tensor],
-        scale: float | Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def widen(self, q: Tensor, k: Tensor, tile: Grid, places, scale) -> tuple[Tensor, Tensor]:
         """q and k, (B, h, N, d) each, with columns whose products add to the scaled scores.
 
-        tile and places: as `Pattern` gives them, the grid that is one tile, and the row and column
-        in its tile of each token on the map, (area,) each. scale: what scores are multiplied by
-        later, a number or (h, 1, 1); products are to be divided by it.
+        tile, places: as `Pattern` gives them, the grid that is one tile, and the row and column in
+        its tile of each token on the map, (area,) each. scale: what scores are multiplied by later,
+        a number or (h, 1, 1); products are to be divided by it.
         """
         return q, k
 

@@ -15,8 +15,7 @@ MULTIPLE = 8  # fused kernels on CUDA take only head widths that 8 divides
 
 
 def differences(place: Tensor, size: int) -> Tensor:
-    """(n,) places below `size` -> (n, size), which row of a table (2 size - 1, d) each pair takes:
-    place - other + size - 1 for every other place of the axis."""
+    """(n,) places below `size` -> (n, size), the row of a table (2 size - 1, d) for each pair."""
     other = torch.arange(size, device=place.device)
     return place[:, None] - other + size - 1
 
@@ -37,13 +36,7 @@ def decomposed_bias(
 
 
 def widened(
-    q: Tensor,
-    k: Tensor,
-    by_row: Tensor,
-    by_col: Tensor,
-    tile: Grid,
-    places: tuple[Tensor, Tensor],
-    scale: float | Tensor,
+    q: Tensor, k: Tensor, by_row: Tensor, by_col: Tensor, tile: Grid, places, scale: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """q and k, (B, h, N, d' > d) each, so that scale · q kᵀ has `decomposed_bias` in it.
 
@@ -51,13 +44,13 @@ def widened(
     its own row and at its own column. So a kernel that adds no bias computes the sum. In halves
     the result is at least as near to exact as with a bias rounded to them: the ones are exact.
     """
-    rows, cols = places
     on_map = q[:, :, tile.prefix :]
-    asks = [
-        _products(on_map, by_row / scale, rows, tile.rows),
-        _products(on_map, by_col / scale, cols, tile.cols),
-    ]
-    answers = [_marks(rows, tile.rows), _marks(cols, tile.cols)]
+    asks, answers = [], []
+    for table, place, size in zip((by_row, by_col), places, (tile.rows, tile.cols), strict=True):
+        # With every difference first, one matrix product, and then the `size` that a place has.
+        every = on_map @ (table / scale).to(q.dtype).transpose(-2, -1)
+        asks.append(every.gather(-1, differences(place, size).expand(*every.shape[:-1], -1)))
+        answers.append(place[:, None] == torch.arange(size, device=place.device))
     fill = -(q.shape[-1] + tile.rows + tile.cols) % MULTIPLE
     q_more = F.pad(torch.cat(asks, -1), (0, fill, tile.prefix, 0))
     k_more = F.pad(torch.cat(answers, -1).to(k.dtype), (0, fill, tile.prefix, 0))
@@ -74,18 +67,6 @@ def resample_axis(table: Tensor, size: int) -> Tensor:
     precise = torch.promote_types(table.dtype, torch.float32)
     line = table.to(precise).t()[None]  # (1, d, L)
     return F.interpolate(line, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
-
-
-def _products(q: Tensor, table: Tensor, place: Tensor, size: int) -> Tensor:
-    """(B, h, n, d) with (2 size - 1, d), or (h, 2 size - 1, d) -> (B, h, n, size)."""
-    # With every difference first, one matrix product, and then the `size` of them that a place has.
-    every = q @ table.to(q.dtype).transpose(-2, -1)
-    return every.gather(-1, differences(place, size).expand(*every.shape[:-1], -1))
-
-
-def _marks(place: Tensor, size: int) -> Tensor:
-    """(n,) -> (n, size) bool, True at its own place."""
-    return place[:, None] == torch.arange(size, device=place.device)
 
 
 class DecomposedTables(LayerPosition):

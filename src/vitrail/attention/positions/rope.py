@@ -48,32 +48,32 @@ def mixed_frequencies(heads: int, width: int, temperature: float) -> Tensor:
     return torch.stack([direction.cos(), direction.sin()]) * band.repeat(2)
 
 
-def rotate_both(q: Tensor, k: Tensor, grid: Grid, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k, (B, h, N, d) each, turned by (2, 1|h, d/2) frequencies in at least fp32."""
-    angles = angles_on(grid, frequencies)  # products and waves, none of which autocast casts
-    return turn(q, angles), turn(k, angles)
-
-
 class AxialRotation(LayerPosition):
-    """Turns q and k by fixed frequencies; no buffer, which a model cast to bf16 would round."""
+    """Turns q and k in at least fp32."""
 
-    def __init__(self, width: int, temperature: float):
+    def __init__(self, temperature: float):
         super().__init__()
-        self.width, self.temperature = width, temperature
+        self.temperature = temperature
 
     def rotate(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        return rotate_both(q, k, grid, axial_frequencies(self.width, self.temperature, q.device))
+        # Products and waves, none of which autocast casts.
+        angles = angles_on(grid, self.turns(q))
+        return turn(q, angles), turn(k, angles)
+
+    def turns(self, q: Tensor) -> Tensor:
+        """(2, 1|h, d/2) frequencies; no buffer, which a model cast to bf16 would round."""
+        return axial_frequencies(q.shape[-1], self.temperature, q.device)
 
 
-class MixedRotation(LayerPosition):
-    """Turns q and k by learned frequencies (2, h, d/2)."""
+class MixedRotation(AxialRotation):
+    """Learns its frequencies, (2, h, d/2)."""
 
-    def __init__(self, frequencies: Tensor):
-        super().__init__()
-        self.frequencies = nn.Parameter(frequencies)
+    def __init__(self, heads: int, width: int, temperature: float):
+        super().__init__(temperature)
+        self.frequencies = nn.Parameter(mixed_frequencies(heads, width, temperature))
 
-    def rotate(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        return rotate_both(q, k, grid, self.frequencies)
+    def turns(self, q: Tensor) -> Tensor:
+        return self.frequencies
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Rope(Position):
 
     def layer(self, heads: int, width: int) -> LayerPosition:
         check_width("rope", width, "head width")
-        return AxialRotation(width, self.temperature)
+        return AxialRotation(self.temperature)
 
 
 @dataclass(frozen=True)
@@ -98,4 +98,4 @@ class RopeMixed(Rope):
 
     def layer(self, heads: int, width: int) -> LayerPosition:
         check_width("rope_mixed", width, "head width")
-        return MixedRotation(mixed_frequencies(heads, width, self.temperature))
+        return MixedRotation(heads, width, self.temperature)
