@@ -48,10 +48,7 @@ class Pattern:
         raise NotImplementedError
 
     def tile(self, grid: Grid) -> Grid:
-        """The largest piece of the map whose tokens may see each other, with the same prefix.
-
-        Relative positions are told of this grid.
-        """
+        """The largest piece of the map whose tokens may see each other, with the same prefix."""
         return grid
 
     def places(self, grid: Grid, device: torch.device) -> Coordinates:
@@ -63,13 +60,8 @@ class Pattern:
 
         tile_bias: (1, h, T, T), added to the scores within each tile of T tokens, prefix first.
         """
-        return [
-            replace(
-                whole,
-                mask=replace(whole.mask, pattern=GridPattern(self, grid)),
-                bias=added(whole.bias, tile_bias),
-            )
-        ]
+        mask = replace(whole.mask, pattern=GridPattern(self, grid))
+        return [replace(whole, mask=mask, bias=added(whole.bias, tile_bias))]
 
     def join(self, outs: list[Tensor], grid: Grid) -> Tensor:
         """Outputs of `split`'s calls -> (B, h, N, d), tokens in their order."""
@@ -191,7 +183,10 @@ class GridPattern:
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Bool for int token indices that broadcast; prefix tokens see and are seen by all."""
         prefix = self.grid.prefix
-        places = [_place(token - prefix, self.grid.cols) for token in (query, key)]
+        places = [
+            ((token - prefix) // self.grid.cols, (token - prefix) % self.grid.cols)
+            for token in (query, key)
+        ]
         return (query < prefix) | (key < prefix) | self.pattern.sees(*places, self.grid)
 
     def visible(self, device: torch.device) -> Tensor:
@@ -225,21 +220,18 @@ def load(name: str) -> type[Pattern]:
         home, _, wanted = name.rpartition(".")
         found = [getattr(importlib.import_module(home), wanted, None)]
     else:
-        home = f"{__name__}.{name}"
-        module = importlib.import_module(home)
+        module = importlib.import_module(f"{__name__}.{name}")
         public = [member for key, member in vars(module).items() if not key.startswith("_")]
-        found = [member for member in public if getattr(member, "__module__", "") == home]
+        found = [one for one in public if getattr(one, "__module__", "") == module.__name__]
     found = [one for one in found if isinstance(one, type) and issubclass(one, Pattern)]
     if len(found) != 1:
         raise UserError(f"{name} must hold one subclass of Pattern, found {len(found)}")
     return found[0]
 
 
-def with_plain_sizes(grid: Grid) -> Grid:
-    """The same grid with its sizes as plain numbers, of which a compiled graph knows one each.
-
-    Were they open, torch.compile would reason for half a minute a layer about how groups fit.
-    """
+def plain_sizes(grid: Grid) -> Grid:
+    """The grid with plain numbers for sizes: were they open, torch.compile would reason for half a
+    minute a layer about how groups fit."""
     return Grid(index(grid.rows), index(grid.cols), index(grid.prefix))
 
 
@@ -257,7 +249,3 @@ def by_axis(key: str, value: int | tuple[int, int], *, minimum: int) -> tuple[in
             "and columns"
         )
     return pair
-
-
-def _place(token: Tensor, cols: int) -> Coordinates:
-    return token // cols, token % cols

@@ -6,11 +6,12 @@ exit code 1.
 """
 
 import argparse
+from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from math import ceil
 from pathlib import Path
-from typing import NoReturn, get_args, get_origin, get_type_hints
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = given.out or Path(f"{given.pattern}.png")
     try:
         grid = Grid(*given.grid, given.prefix)
-        chosen = [read(given.pattern, options)] if given.pattern != EVERY else examples()
+        chosen = read(given.pattern, options)
         shown = {str(pattern): seen(pattern, given.query, grid) for pattern in chosen}
         draw(path, shown, given.query, grid)
     except UserError as error:
@@ -56,36 +57,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(path)
 
 
-def examples() -> list[Pattern]:
-    """Settings of every pattern of the folder that differ in kind."""
-    return [one for name in patterns.names() for one in patterns.load(name).examples()]
-
-
-def read(name: str, options: Sequence[str]) -> Pattern:
-    """The pattern of that name, with the fields that the options set."""
+def read(name: str, options: Sequence[str]) -> list[Pattern]:
+    """The pattern of that name, with the fields that the options set, or examples of all."""
+    if name == EVERY:
+        return [one for each in patterns.names() for one in patterns.load(each).examples()]
     if "." not in name and name not in patterns.names():
         raise UserError(
             f"pattern {name} does not exist; use {', '.join(patterns.names())}, {EVERY} or a "
             "dotted path"
         )
     pattern = patterns.load(name)
-    parser, hints = OneLine(prog=name, allow_abbrev=False), get_type_hints(pattern)
+    parser = OneLine(prog=name, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field in fields(pattern) if is_dataclass(pattern) else ():
-        kind, *others = get_args(hints[field.name]) or (hints[field.name],)
-        parser.add_argument(
-            f"--{field.name}",
-            type=kind,
-            nargs="+" if any(get_origin(other) is tuple for other in others) else None,
-            required=field.default is MISSING,
-            default=argparse.SUPPRESS,
-        )
+        needed = field.default is MISSING
+        parser.add_argument(f"--{field.name}", type=value_of, nargs="+", required=needed)
     values = vars(parser.parse_args(options)).items()
-    return pattern(
-        **{
-            key: value[0] if isinstance(value, list) and len(value) == 1 else value
-            for key, value in values
-        }
-    )
+    return [pattern(**{key: value if len(value) > 1 else value[0] for key, value in values})]
+
+
+def value_of(text: str) -> object:
+    """The number that is written, or the word."""
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def seen(pattern: Pattern, query: Sequence[int], grid: Grid) -> Tensor:
@@ -102,31 +97,27 @@ def seen(pattern: Pattern, query: Sequence[int], grid: Grid) -> Tensor:
 
 def draw(path: Path, shown: dict[str, Tensor], query: Sequence[int], grid: Grid) -> None:
     """Write a PNG: a map for each pattern's seen tokens, (N,) bool, prefix tokens on its left."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
+    prefix = torch.arange(grid.prefix)
     beside = ceil(grid.prefix / grid.rows)  # columns of prefix tokens
-    left = beside + 1 if beside else 0
+    left = beside + (beside > 0)
     across = min(4, len(shown))
     down = ceil(len(shown) / across)
     size = (across * max(2.6, CELL * (left + grid.cols)), down * (0.5 + CELL * grid.rows))
     figure = Figure(figsize=size, dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.1)
     for number, (title, tokens) in enumerate(shown.items()):
         cells = torch.full((grid.rows, left + grid.cols), float("nan"))
         cells[:, left:] = tokens[grid.prefix :].view(grid.rows, grid.cols).float()
         cells[query[0], left + query[1]] = 2
-        for token in range(grid.prefix):
-            cells[token % grid.rows, token // grid.rows] = tokens[token].float()
+        cells[prefix % grid.rows, prefix // grid.rows] = tokens[: grid.prefix].float()
         axes = figure.add_subplot(down, across, number + 1)
-        axes.pcolormesh(
-            cells.numpy(), cmap=ListedColormap(COLOURS), vmin=0, vmax=2, edgecolors="w", linewidth=1
-        )
+        lines = {"edgecolors": "w", "linewidth": 1}
+        axes.pcolormesh(cells.numpy(), cmap=ListedColormap(COLOURS), vmin=0, vmax=2, **lines)
         axes.set_title(title, fontsize=7)
-        axes.set_aspect("equal")
-        axes.invert_yaxis()
+        axes.set(aspect="equal", ylim=(grid.rows, 0))
         axes.set_axis_off()
     figure.savefig(path, format="png")
 

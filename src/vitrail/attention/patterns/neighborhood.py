@@ -4,17 +4,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import (
-    Call,
-    Coordinates,
-    Pattern,
-    Regrouped,
-    by_axis,
-    with_plain_sizes,
-)
+from vitrail.attention.patterns import Call, Coordinates, Pattern, Regrouped, by_axis, plain_sizes
 
 TILE = 8  # queries along an axis that share their keys; 4 was slower, with kernels of 3 and of 7
 
@@ -61,10 +55,9 @@ class Neighborhood(Regrouped):
         rows, cols = self._axes(grid)
         x = x.unflatten(2, (grid.rows, grid.cols))
         x = F.pad(x, (0, 0, 0, cols.padded - grid.cols, 0, rows.padded - grid.rows))
-        x = x.unflatten(3, (cols.tiles, cols.tile, cols.dilation))
-        x = x.unflatten(2, (rows.tiles, rows.tile, rows.dilation))
-        x = x.permute(0, 4, 2, 7, 5, 1, 3, 6, 8)  # (B, (group, tile) * 2, h, rows, cols, d)
-        return x.flatten(6, 7).flatten(1, 4)
+        form = "b h (down r m) (across c n) d -> b (m down n across) h (r c) d"  # groups m, n
+        sizes = {"r": rows.tile, "c": cols.tile, "m": rows.dilation, "n": cols.dilation}
+        return rearrange(x, form, **sizes)
 
     def keys(self, x: Tensor, grid: Grid) -> Tensor:
         rows, cols = self._axes(grid)
@@ -72,16 +65,14 @@ class Neighborhood(Regrouped):
         if self.overhangs(grid):
             x = F.pad(x, (0, 0, 0, cols.overhang, 0, rows.overhang))
         x = x.index_select(2, rows.around(x.device)).index_select(3, cols.around(x.device))
-        x = x.unflatten(3, (-1, cols.span)).unflatten(2, (-1, rows.span))
-        x = x.permute(0, 2, 4, 1, 3, 5, 6)  # (B, tiles down, tiles across, h, rows, cols, d)
-        return x.flatten(4, 5).flatten(1, 2)
+        form = "b h (down r) (across c) d -> b (down across) h (r c) d"
+        return rearrange(x, form, r=rows.span, c=cols.span)
 
     def ungrouped(self, x: Tensor, grid: Grid) -> Tensor:
         rows, cols = self._axes(grid)
-        groups = (rows.dilation, rows.tiles, cols.dilation, cols.tiles)
-        x = x.unflatten(2, (rows.tile, cols.tile)).unflatten(0, (-1, *groups))
-        x = x.permute(0, 5, 2, 6, 1, 4, 7, 3, 8)  # (B, h, (tile, place, group) * 2, d)
-        x = x.flatten(5, 7).flatten(2, 4)
+        form = "(b m down n across) h (r c) d -> b h (down r m) (across c n) d"
+        sizes = {"r": rows.tile, "m": rows.dilation, "n": cols.dilation}
+        x = rearrange(x, form, **sizes, down=rows.tiles, across=cols.tiles)
         return x[:, :, : grid.rows, : grid.cols].flatten(2, 3)
 
     def overhangs(self, grid: Grid) -> bool:
@@ -93,20 +84,24 @@ class Neighborhood(Regrouped):
         return Pattern if whole else Regrouped
 
     def _axes(self, grid: Grid) -> tuple["_Axis", "_Axis"]:
-        grid = with_plain_sizes(grid)
-        return (
-            _Axis(grid.rows, self.kernel[0], self.dilation[0]),
-            _Axis(grid.cols, self.kernel[1], self.dilation[1]),
-        )
+        grid = plain_sizes(grid)
+        lengths = (grid.rows, grid.cols)
+        rows, cols = map(_Axis, lengths, self.kernel, self.dilation)
+        return rows, cols
 
 
-@dataclass(frozen=True)
 class _Axis:
     """One axis of a map: its groups by dilation, and each group in tiles of queries."""
 
-    length: int
-    kernel: int
-    dilation: int
+    def __init__(self, length: int, kernel: int, dilation: int):
+        self.length, self.kernel, self.dilation = length, kernel, dilation
+        self.longest = -(-length // dilation)  # tokens in the longest group
+        self.tile = min(TILE, self.longest)  # queries in a tile
+        self.tiles = -(-self.longest // self.tile)  # tiles in a group
+        self.padded = self.tiles * self.tile * dilation  # the length where every tile is full
+        self.overhang = -length % dilation  # tokens that the shorter groups lack
+        # Keys around a tile: the neighbourhoods of all its queries, in a group of any length.
+        self.span = min(self.tile + kernel - 1, self.longest)
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Bool for int indices along the axis that broadcast."""
@@ -115,36 +110,6 @@ class _Axis:
         start = torch.minimum(query // step - self.kernel // 2, group - self.kernel).clamp(min=0)
         near = (key // step >= start) & (key // step < start + self.kernel)
         return near & (key % step == query % step)
-
-    @property
-    def longest(self) -> int:
-        """Tokens in the longest group."""
-        return -(-self.length // self.dilation)
-
-    @property
-    def tile(self) -> int:
-        """Queries in a tile."""
-        return min(TILE, self.longest)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles in a group."""
-        return -(-self.longest // self.tile)
-
-    @property
-    def padded(self) -> int:
-        """Length of the axis when every tile is full."""
-        return self.tiles * self.tile * self.dilation
-
-    @property
-    def span(self) -> int:
-        """Keys around a tile: the neighbourhoods of all its queries, in a group of any length."""
-        return min(self.tile + self.kernel - 1, self.longest)
-
-    @property
-    def overhang(self) -> int:
-        """Tokens that the shorter groups lack."""
-        return -self.length % self.dilation
 
     def around(self, device: torch.device) -> Tensor:
         """Indices along the axis of the keys around each tile, (groups * tiles * span,)."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from vitrail.attention.grid import Grid
-from vitrail.attention.patterns import Coordinates, Regrouped, by_axis, with_plain_sizes
+from vitrail.attention.patterns import Coordinates, Regrouped, by_axis, plain_sizes
 from vitrail.errors import UserError
 
 
@@ -62,18 +63,16 @@ class Window(Regrouped):
         x = x.unflatten(2, (grid.rows, grid.cols))
         if self.overhangs(grid):
             x = F.pad(x, (0, 0, cols.before, cols.after, rows.before, rows.after))
-        x = x.unflatten(3, (cols.pieces, cols.size)).unflatten(2, (rows.pieces, rows.size))
-        x = x.permute(0, 2, 4, 1, 3, 5, 6)  # (B, windows down, windows across, h, rows, cols, d)
-        return x.flatten(4, 5).flatten(1, 2)
+        form = "b h (down r) (across c) d -> b (down across) h (r c) d"
+        return rearrange(x, form, r=rows.size, c=cols.size)
 
     def keys(self, x: Tensor, grid: Grid) -> Tensor:
         return self.queries(x, grid)
 
     def ungrouped(self, x: Tensor, grid: Grid) -> Tensor:
         rows, cols = self._cuts(grid)
-        x = x.unflatten(2, (rows.size, cols.size)).unflatten(0, (-1, rows.pieces, cols.pieces))
-        x = x.permute(0, 3, 1, 4, 2, 5, 6)  # (B, h, windows down, rows, windows across, cols, d)
-        x = x.flatten(4, 5).flatten(2, 3)
+        form = "(b down across) h (r c) d -> b h (down r) (across c) d"
+        x = rearrange(x, form, down=rows.pieces, across=cols.pieces, r=rows.size)
         x = x[:, :, rows.before :, cols.before :][:, :, : grid.rows, : grid.cols]
         return x.flatten(2, 3)
 
@@ -81,7 +80,7 @@ class Window(Regrouped):
         return any(cut.before or cut.after for cut in self._cuts(grid))
 
     def _cuts(self, grid: Grid) -> tuple["_Cut", "_Cut"]:
-        grid = with_plain_sizes(grid)
+        grid = plain_sizes(grid)
         (rows, cols), (down, right) = self.size, self.shift
         return (
             _Cut(grid.rows, rows, down) if rows < grid.rows else _Cut(grid.rows, grid.rows, 0),
@@ -89,28 +88,15 @@ class Window(Regrouped):
         )
 
 
-@dataclass(frozen=True)
 class _Cut:
     """One axis of a map, cut into pieces of one size of which those at the ends may hang over."""
 
-    length: int
-    size: int
-    shift: int
+    def __init__(self, length: int, size: int, shift: int):
+        self.size = size
+        self.before = -shift % size  # tokens by which the first piece hangs over
+        self.pieces = -(-(self.before + length) // size)
+        self.after = self.pieces * size - length - self.before  # and those of the last one
 
     def piece(self, index: Tensor) -> Tensor:
         """The number of the piece that a token lies in."""
         return (index + self.before) // self.size
-
-    @property
-    def before(self) -> int:
-        """Tokens by which the first piece hangs over."""
-        return -self.shift % self.size
-
-    @property
-    def after(self) -> int:
-        """Tokens by which the last piece hangs over."""
-        return self.pieces * self.size - self.length - self.before
-
-    @property
-    def pieces(self) -> int:
-        return -(-(self.before + self.length) // self.size)
