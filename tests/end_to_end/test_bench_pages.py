@@ -72,14 +72,3 @@ def test_what_leads_nowhere_is_refused_in_one_line(command, tmp_path, words, mes
     assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert message in answer.err
     assert not list(tmp_path.glob("runs/*"))
-
-
-def test_a_folder_of_another_measurement_is_refused(command, tmp_path):
-    folder = tmp_path / "kept"
-    folder.mkdir()
-    subject = Subject("step", {"seed": 0}, {}, "", "", [])
-    (folder / RESULTS).write_text(json.dumps(asdict(subject)) + "\n")
-    answer = command("bench", "into=kept", "bench=attention", "logger=none")
-    assert (answer.code, answer.err.count("\n")) == (1, 1)
-    assert "kept was measured with measurement=step, got attention; use a new folder" in answer.err
-    assert not list(tmp_path.glob("runs/*"))

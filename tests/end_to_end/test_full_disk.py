@@ -1,12 +1,8 @@
 """When a file cannot be written, the previous one stays and the error names it."""
 
-import errno
 import os
-from pathlib import Path
 
 import pytest
-
-from vitrail.run.checkpoint import WholeFiles
 
 from .calls import read
 
@@ -49,22 +45,3 @@ def test_a_file_where_the_checkpoints_should_lie_is_named(train, tmp_path):
     (tmp_path / "taken/checkpoints").touch()
     run = train("hydra.run.dir=taken")
     assert (run.code, run.err) == (1, f"error: {tmp_path}/taken/checkpoints: File exists\n")
-
-
-@pytest.mark.parametrize(
-    "end", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
-)
-def test_writing_that_ends_half_way_leaves_the_previous_checkpoint(tmp_path, monkeypatch, end):
-    path = tmp_path / "last.ckpt"
-    WholeFiles().save_checkpoint({"step": 1}, path)
-    write = Path.write_bytes
-
-    def half(self, content):
-        write(self, content[: len(content) // 2])
-        raise end
-
-    monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(type(end)):
-        WholeFiles().save_checkpoint({"step": 2}, path)
-    assert read(path) == {"step": 1}
-    assert list(tmp_path.iterdir()) == [path]

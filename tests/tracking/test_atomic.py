@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from vitrail.tracking.atomic import write_json, write_text
+from vitrail.tracking.atomic import replacing, write_json, write_text
 
 
 def test_a_write_that_fails_leaves_the_previous_file_and_nothing_else(tmp_path, full_disk):
@@ -11,6 +11,20 @@ def test_a_write_that_fails_leaves_the_previous_file_and_nothing_else(tmp_path, 
     with full_disk(512), pytest.raises(OSError, match=r"too large: .*/notes.txt"):
         write_text(path, "half" * 1000)
     assert path.read_text() == "whole\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writing_that_is_stopped_half_way_leaves_the_previous_file(tmp_path):
+    def write():
+        with replacing(path) as draft:
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    path = tmp_path / "last.ckpt"
+    path.write_text("whole")
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert path.read_text() == "whole"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -15,13 +15,7 @@ from torchvision.transforms.functional import normalize
 from vitrail.attention.maps import attention_maps, rollout
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.tracking.attention_maps import (
-    MAX_LAYERS,
-    AttentionMaps,
-    ImageMaps,
-    draw,
-    on_image,
-)
+from vitrail.tracking.attention_maps import MAX_LAYERS, AttentionMaps, ImageMaps, draw, on_image
 from vitrail.tracking.loggers import Loggers
 from vitrail.tracking.run_logger import RunLogger
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -33,13 +35,6 @@ class Notes(RunLogger):
         self.told.append(("close", exit_code))
 
 
-class Off:
-    """A factory that is switched off."""
-
-    def open(self, folder, *, run_id, resumed_at):
-        return None
-
-
 def opened(factories, folder, run_id=None, resumed_at=None):
     return open_loggers(factories, folder, config={"seed": 1}, run_id=run_id, resumed_at=resumed_at)
 
@@ -63,18 +58,31 @@ def test_what_was_opened_is_closed_as_failed_when_the_next_factory_cannot_work(t
     assert notes.told[-1] == ("close", 1)
 
 
-def test_a_run_stopped_by_sigterm_is_closed_as_such(tmp_path):
+@pytest.mark.parametrize(
+    "end, exit_code",
+    [
+        (RuntimeError("out of memory"), 1),
+        (KeyboardInterrupt(), 130),
+        (SIGTERMException(), 143),
+        (SystemExit(143), 143),
+        (SystemExit("bad input"), 1),
+        (SystemExit(None), 0),
+    ],
+    ids=repr,
+)
+def test_a_run_is_closed_with_the_exit_code_of_its_end(tmp_path, end, exit_code):
     notes = Notes()
-    with pytest.raises(SIGTERMException), opened({"notes": notes}, tmp_path):
-        raise SIGTERMException
-    assert notes.told[-1] == ("close", 143)
+    with pytest.raises(type(end)), opened({"notes": notes}, tmp_path):
+        raise end
+    assert notes.told[-1] == ("close", exit_code)
 
 
 def test_metrics_go_to_the_file_whatever_else_is_chosen(tmp_path, fit):
     with opened({}, tmp_path) as loggers:
         fit(loggers, epochs=1)
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 12
-    with opened({"off": Off()}, tmp_path) as loggers:
+    switched_off = SimpleNamespace(open=lambda *_, **__: None)
+    with opened({"off": switched_off}, tmp_path) as loggers:
         assert [logger.name for logger in loggers] == ["csv"]
 
 

@@ -153,13 +153,3 @@ def check_padding(config: DictConfig, network: nn.Module) -> None:
             f"data.pad_to={config.data.pad_to} leaves parts of patches at the edge of a padded "
             f"image; use data.pad_to={patch}, a multiple of model.patch_size"
         )
-
-
-def portable(config: DictConfig, data: ImageData) -> DictConfig:
-    """The config with absolute paths and the names of classes, so that it holds in any folder."""
-    config = config.copy()
-    if data.root is not None:
-        config.data.root = str(data.root)
-    if config.data.classes is not None:
-        config.data.classes = list(data.classes)
-    return config

@@ -17,14 +17,7 @@ from vitrail.run.callbacks import StopBetweenBatches, step_callbacks
 from vitrail.run.checkpoint import BestAndLast, Checkpoint, SelfDescription, WholeFiles
 from vitrail.run.console import say
 from vitrail.run.evaluate import METRICS, maps_of, measure, publish
-from vitrail.run.plan import (
-    Plan,
-    build,
-    build_classifier,
-    build_network,
-    build_trainer,
-    portable,
-)
+from vitrail.run.plan import Plan, build, build_classifier, build_network, build_trainer
 from vitrail.startup import quiet_libraries
 from vitrail.tracking.loggers import open_loggers
 from vitrail.tracking.metrics_csv import read_metrics
@@ -88,7 +81,11 @@ def train(
     if config.compile:
         network.compile()
     classifier = build_classifier(config, network, classes)
-    config = portable(config, data)
+    config = config.copy()  # that holds in any folder
+    if data.root is not None:
+        config.data.root = str(data.root)  # absolute
+    if config.data.classes is not None:
+        config.data.classes = list(data.classes)
     run_dir.mkdir(parents=True, exist_ok=True)
     rank_zero_only(OmegaConf.save)(config, run_dir / "config.yaml", resolve=True)
     done = resumed and resumed.step

@@ -14,7 +14,7 @@ from vitrail.tracking.run_logger import LoggerFactory, RunLogger
 
 
 class Loggers(list[RunLogger]):
-    """The Trainer takes it as it is; what is shown goes to every logger, from the first process.
+    """The Trainer takes it as it is; what is shown goes to every logger.
 
     run_id: of the W&B run, for checkpoints; a part of the run that was not logged there keeps it.
     """
@@ -31,17 +31,14 @@ class Loggers(list[RunLogger]):
     def sync_command(self) -> str | None:
         return next((logger.sync_command for logger in self if logger.sync_command), None)
 
-    @rank_zero_only
     def show_summary(self, values: Mapping[str, float | str]) -> None:
         for logger in self:
             logger.show_summary(values)
 
-    @rank_zero_only
     def show_picture(self, name: str, path: Path) -> None:
         for logger in self:
             logger.show_picture(name, path)
 
-    @rank_zero_only
     def show_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         for logger in self:
             logger.show_table(name, rows)
