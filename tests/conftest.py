@@ -6,6 +6,7 @@ And what several folders of tests need: W&B runs read back, and a disk that is f
 import ipaddress
 import json
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -37,9 +38,11 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, with the reason; refuse what has no order of its own."""
     for item in items:
-        for parametrize in item.iter_markers("parametrize"):
-            if isinstance(parametrize.args[1], set | frozenset):
-                raise pytest.UsageError(f"{item.nodeid} is parametrized by a set; sort it")
+        sets = (
+            isinstance(mark.args[1], set | frozenset) for mark in item.iter_markers("parametrize")
+        )
+        if any(sets) or re.search(r"set\(\{.*,", item.name):  # its order differs by process
+            raise pytest.UsageError(f"{item.nodeid} is parametrized or named by a set; sort it")
         if item.get_closest_marker("real") and REAL_DATA not in os.environ:
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} names no folder of real images"))
         if item.get_closest_marker("gpu") and not _has_gpu():
