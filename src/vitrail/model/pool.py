@@ -48,8 +48,7 @@ class AttentionPool(nn.Module):
         return (x + self.mlp(self.norm(x)))[:, 0]
 
     def weights(self, x: Tensor, grid: Grid, mask: Mask) -> Tensor:
-        """(B, h, 1, area): how much is taken of each token on the map, as from an attention layer's
-        `weights`."""
+        """(B, h, 1, area): how much is taken of each token on the map, by the reference formula."""
         q, k, _, mask = self._project(x, grid, mask)
         with backends.without_autocast(x.device.type):
             return attention_weights(q, k, mask=mask, bias=None, scale=q.shape[-1] ** -0.5)
@@ -57,8 +56,7 @@ class AttentionPool(nn.Module):
     def _project(self, x, grid, mask) -> tuple[Tensor, Tensor, Tensor, Mask]:
         x = x[:, grid.prefix :]
         mask = Mask(valid=None if mask.valid is None else mask.valid[:, grid.prefix :])
-        q = rearrange(
-            self.q(self.latent.expand(x.shape[0], -1, -1)), "b n (h d) -> b h n d", h=self.heads
-        )
+        q = self.q(self.latent.expand(x.shape[0], -1, -1))
+        q = rearrange(q, "b n (h d) -> b h n d", h=self.heads)
         k, v = rearrange(self.kv(x), "b n (s h d) -> s b h n d", s=2, h=self.heads)
         return q, k, v, mask

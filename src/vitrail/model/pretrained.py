@@ -1,6 +1,7 @@
 """Begin from weights that exist: a timm model or a file, head and grid adapted and said so."""
 
 import logging
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,6 +18,9 @@ from vitrail.errors import UserError
 
 log = logging.getLogger(__name__)
 
+# torch takes whatever a file holds for pickle's opcodes: any of these may come of it.
+UNREADABLE = UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, OSError
+
 
 def load_pretrained(model: nn.Module, source: str) -> None:
     """Load `source` into a ViT: a timm name, or the path of a state dict or vitrail checkpoint.
@@ -31,14 +35,12 @@ def load_pretrained(model: nn.Module, source: str) -> None:
         adapted.append(f"fresh head ({len(head)} -> {model.head.out_features} classes)")
         weights = weights | {f"head.{k}": v for k, v in model.head.state_dict().items()}
     if model.pos_embed is not None and "pos_embed" in weights:
-        new_grid = model.position.grid
-        old_grid = Grid(old_grid.rows, old_grid.cols, weights["pos_embed"].shape[1] - old_grid.area)
-        weights["pos_embed"] = resample_table(weights["pos_embed"], old_grid, new_grid)
-        if (old_grid.rows, old_grid.cols) != (new_grid.rows, new_grid.cols):
-            adapted.append(
-                f"positions resampled ({old_grid.rows}x{old_grid.cols} -> "
-                f"{new_grid.rows}x{new_grid.cols})"
-            )
+        old, new = old_grid, model.position.grid
+        old = Grid(old.rows, old.cols, weights["pos_embed"].shape[1] - old.area)
+        weights["pos_embed"] = resample_table(weights["pos_embed"], old, new)
+        before, now = f"{old.rows}x{old.cols}", f"{new.rows}x{new.cols}"
+        if before != now:
+            adapted.append(f"positions resampled ({before} -> {now})")
     _check_fit(model, weights, source)
     model.load_state_dict(weights, strict=True)
     log.info("pretrained weights: %s", ", ".join([source, *adapted]))
@@ -71,21 +73,10 @@ def _read(source: str, model: nn.Module) -> tuple[dict[str, Tensor], Grid]:
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     """The state dict in a file: by itself, or as a training run of vitrail wrote it."""
+    torch_file = partial(torch.load, map_location="cpu", weights_only=True)
     try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    # torch takes whatever a file holds for pickle's opcodes: any of these may come of it.
-    except (
-        SafetensorError,
-        UnpicklingError,
-        RuntimeError,
-        ValueError,
-        LookupError,
-        EOFError,
-        OSError,
-    ) as error:
+        content = (load_file if path.suffix == ".safetensors" else torch_file)(path)
+    except (SafetensorError, *UNREADABLE) as error:
         raise UserError(
             f"pretrained={path} cannot be read as weights ({type(error).__name__}); "
             "use a state dict written by torch.save, or a .safetensors file"
@@ -95,11 +86,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
         raise UserError(f"pretrained={path} holds no state dict; use a ViT's weights by name")
     weights = {name.removeprefix("network."): value for name, value in content.items()}
-    if "patch_embed.proj.weight" not in weights:
-        raise UserError(
-            f"pretrained={path} holds no ViT: it has no patch_embed.proj.weight; "
-            "use a timm ViT's weights"
-        )
+    if (key := "patch_embed.proj.weight") not in weights:
+        raise UserError(f"pretrained={path} has no {key}; use the weights of a timm ViT")
     return weights
 
 
@@ -122,16 +110,13 @@ def _grid_of(weights: dict[str, Tensor], model: nn.Module, source: str) -> Grid:
 
 
 def _check_fit(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    own = model.state_dict()
-    misfits = [
-        *(f"{name} is missing" for name in sorted(own.keys() - weights.keys())),
-        *(f"{name} is unknown" for name in sorted(weights.keys() - own.keys())),
-        *(
-            f"{name} has shape {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
-            for name in sorted(own.keys() & weights.keys())
-            if weights[name].shape != own[name].shape
-        ),
-    ]
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    misfits = [f"{name} is missing" for name in sorted(own.keys() - found.keys())]
+    misfits += [f"{name} is unknown" for name in sorted(found.keys() - own.keys())]
+    for name in sorted(own.keys() & found.keys()):
+        if found[name] != own[name]:
+            misfits.append(f"{name} has shape {found[name]}, not {own[name]}")
     if misfits:
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise UserError(

@@ -33,8 +33,7 @@ def patch_grid(image_size: tuple[int, int], patch_size: tuple[int, int], prefix:
             raise UserError(
                 f"image size {image_size[0]}x{image_size[1]} does not divide into patches of "
                 f"{patch_size[0]}x{patch_size[1]}: {side} is not a multiple of {patch}; use "
-                + (f"{below} or {above}" if below else f"{above}")
-                + ", or pad the images"
+                f"{f'{below} or ' if below else ''}{above}, or pad the images"
             )
     return Grid(image_size[0] // patch_size[0], image_size[1] // patch_size[1], prefix)
 
@@ -54,9 +53,8 @@ class PatchEmbed(nn.Module):
 class ConvStem(nn.Module):
     """Images (B, 3, H, W) -> tokens (B, C, rows, cols) by overlapping 3x3 convolutions of stride 2.
 
-    "Early convolutions help transformers see better" (Xiao et al. 2021): each halving doubles the
-    width up to `dim`, with BatchNorm and ReLU, and a 1x1 convolution ends it. The patch size must
-    be a power of 2.
+    Each halving doubles the width up to `dim`, with BatchNorm and ReLU, and a 1x1 convolution ends
+    it (Xiao et al. 2021). The patch size must be a power of 2.
     """
 
     def __init__(self, patch_size: tuple[int, int], dim: int):
@@ -66,11 +64,8 @@ class ConvStem(nn.Module):
         widths = [3, *(dim // 2 ** (count - 1 - i) for i in range(count))]
         layers = []
         for before, after in pairwise(widths):
-            layers += [
-                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-            ]
+            layers.append(nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(after), nn.ReLU()]
         self.convs = nn.Sequential(*layers)
         self.proj = nn.Conv2d(dim, dim, 1)
 
@@ -82,12 +77,11 @@ class PoolStem(nn.Module):
     """Images (B, 3, H, W) -> tokens (B, C, rows, cols) by convolutions and max-pooling.
 
     For small images and short trainings: convolutions and pooling in place of patches (CCT, Hassani
-    et al. 2021), layers in the order of a network that learns CIFAR-10 in seconds (Jordan
-    2024, "94% on CIFAR-10 in 3.29 seconds"). First come the 12 fixed filters of 2x2 pixels that
-    `whitening_filters` gives, with both signs and a learned bias. Then each halving is a 3x3
-    convolution, max-pooling and a second 3x3 convolution, which begin as identities, with BatchNorm
-    and GELU; the first of several is a quarter of `dim` wide. The patch size must be a power of 2.
-    pixel_std: see `whitening_filters`.
+    et al. 2021), in the order of Jordan 2024, "94% on CIFAR-10 in 3.29 seconds". First come the 12
+    fixed filters of `whitening_filters`, with both signs and a learned bias. Then each halving is a
+    3x3 convolution, max-pooling and a second 3x3 convolution, which begin as identities, with
+    BatchNorm and GELU; the first of several is a quarter of `dim` wide. The patch size must be a
+    power of 2.
     """
 
     def __init__(

@@ -55,12 +55,12 @@ def _build(name: str, image_size: int | tuple[int, int], options: dict) -> nn.Mo
     try:
         return timm.create_model(name, **options, img_size=image_size)
     except TypeError as error:
-        for option, message in {
-            "drop_path_rate": "has no paths to drop; use model.drop_path=0",
-            "patch_size": "has no patches; use model.patch_size=null",
-        }.items():
-            if option in str(error):
-                raise UserError(f"model.name={name} {message}") from error
+        if "drop_path_rate" in str(error):
+            message = f"model.name={name} has no paths to drop; use model.drop_path=0"
+            raise UserError(message) from error
+        if "patch_size" in str(error):
+            message = f"model.name={name} has no patches; use model.patch_size=null"
+            raise UserError(message) from error
         # Convolutional models take images of any size and know no img_size.
         if "img_size" not in str(error):
             raise

@@ -40,7 +40,7 @@ class TorchViT(nn.Module):
         grid = patch_grid(pair(image_size), pair(patch_size))
         self.patch_embed = PatchEmbed(pair(patch_size), dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.pos_embed = nn.Parameter(torch.randn(1, 1 + grid.rows * grid.cols, dim) * 0.02)
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + grid.area, dim) * 0.02)
         layer = nn.TransformerEncoderLayer(
             dim, heads, int(dim * mlp_ratio), dropout, "gelu", batch_first=True, norm_first=True
         )

@@ -32,11 +32,9 @@ class ViT(nn.Module):
     reverse.
 
     Args:
-        image_size: pixels, one number or (height, width).
-        patch_size: pixels, one number or (height, width).
-        dim: width of a token.
-        depth: number of blocks.
-        heads: attention heads of a block; must divide `dim`.
+        image_size, patch_size: pixels, one number or (height, width).
+        dim, depth, heads: width of a token, number of blocks, and attention heads in each, which
+            must divide `dim`.
         num_classes: width of the head.
         pattern: who sees whom, one for all blocks, or a plan of several that is repeated until
             each block has one.
@@ -44,18 +42,13 @@ class ViT(nn.Module):
         backend: the attention kernel of every layer.
         stem: `patch`, `conv` or `pool`, see their classes in `stems`.
         pixel_std: what images were divided by, see `whitening_filters`; None for CIFAR-10's.
-        class_token: whether there is one.
-        registers: number of extra learned tokens (Darcet et al. 2023).
+        class_token, registers: whether there is a class token, and how many other learned tokens
+            (Darcet et al. 2023).
         pool: `token` (the class token), `avg` (real tokens) or `map` (a learned query).
-        mlp: `mlp` or `swiglu`.
-        mlp_ratio: hidden width of an MLP, as a multiple of `dim`.
-        qkv_bias: whether the projections to q, k and v have a bias.
-        qk_norm: whether q and k are normalised.
-        layer_scale: see `Block`.
-        scale: see `MultiHeadAttention2d`.
-        dropout: share of features dropped in training.
-        attention_dropout: share of attention weights dropped in training.
-        drop_path: see `Block`; grows linearly with depth up to this value.
+        mlp, mlp_ratio: `mlp` or `swiglu`, and its hidden width as a multiple of `dim`.
+        qkv_bias, qk_norm, scale: see `MultiHeadAttention2d`.
+        layer_scale, drop_path: see `Block`; the latter grows linearly with depth up to this value.
+        dropout, attention_dropout: shares of features and of attention weights dropped in training.
         grad_checkpointing: compute activations again in backward, to save memory.
         pretrained: a timm model's name or a file of weights, see `load_pretrained`.
 
@@ -102,12 +95,11 @@ class ViT(nn.Module):
             raise UserError(
                 "pool=token reads the class token and class_token=false; use pool=avg or pool=map"
             )
+        patch_size, prefix = pair(patch_size), int(class_token) + registers
         self.dim, self.grad_checkpointing = dim, grad_checkpointing
-        self.grid = patch_grid(
-            pair(image_size), pair(patch_size), prefix=int(class_token) + registers
-        )
+        self.grid = patch_grid(pair(image_size), patch_size, prefix)
         known = {"pixel_std": pixel_std} if stem == "pool" and pixel_std is not None else {}
-        self.patch_embed = STEMS[stem](pair(patch_size), dim, **known)
+        self.patch_embed = STEMS[stem](patch_size, dim, **known)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, registers, dim)) if registers else None
         self.position = position.for_grid(self.grid)
@@ -156,7 +148,12 @@ class ViT(nn.Module):
         grid = patch_grid(tuple(images.shape[-2:]), self.patch_embed.patch_size, self.grid.prefix)
         mask = Mask()
         if valid is not None:
-            _check_valid(valid, images)
+            fits = (images.shape[0], *images.shape[-2:])
+            if valid.dtype != torch.bool or valid.shape != fits:
+                raise UserError(
+                    f"valid must be torch.bool of shape {fits} for these images, True = real pixel,"
+                    f" got {valid.dtype} of shape {tuple(valid.shape)}"
+                )
             images = images.masked_fill(~valid[:, None], 0.0)
             patches = valid_patches(valid, self.patch_embed.patch_size)
             mask = Mask(valid=valid_tokens(patches, grid, images.shape[0]))
@@ -171,12 +168,9 @@ class ViT(nn.Module):
     def tokens(self, images: Tensor, grid: Grid) -> Tensor:
         """(B, 3, H, W) -> (B, N, C): class token, registers, the map row by row, with positions."""
         x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, area, C)
-        prefix = [
-            token.expand(x.shape[0], -1, -1)
-            for token in (self.cls_token, self.reg_token)
-            if token is not None
-        ]
-        x = torch.cat([*(token.to(x.dtype) for token in prefix), x], dim=1)
+        prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1).to(x.dtype) for token in prefix]
+        x = torch.cat([*prefix, x], dim=1)
         return self.pos_drop(self.position.embed(x, self.pos_embed, grid))
 
     def compile(self, *args, **kwargs) -> None:
@@ -229,9 +223,8 @@ def valid_patches(valid: Tensor, patch_size: tuple[int, int]) -> Tensor:
 def initialise(model: ViT) -> None:
     """Every weight's first value, as timm's VisionTransformer has it.
 
-    linear weights, position tables: normal(0, 0.02) truncated; linear biases: 0; class and register
-    tokens: normal(0, 1e-6); norms, layer scales, convolutions, pooling latents and what positions
-    learn inside attention: as their own modules set them.
+    Linear weights: normal(0, 0.02) truncated; linear biases: 0; class and register tokens:
+    normal(0, 1e-6); everything else: as its own module sets it.
     """
     for token in (model.cls_token, model.reg_token):
         if token is not None:
@@ -248,15 +241,6 @@ def _initialise_linear(linear: nn.Linear) -> None:
     nn.init.trunc_normal_(linear.weight, std=0.02)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
-
-
-def _check_valid(valid: Tensor, images: Tensor) -> None:
-    fits = (images.shape[0], *images.shape[-2:])
-    if valid.dtype != torch.bool or valid.shape != fits:
-        raise UserError(
-            f"valid must be torch.bool of shape {fits} for these images, True = real pixel, got "
-            f"{valid.dtype} of shape {tuple(valid.shape)}"
-        )
 
 
 def _check_choice(key: str, value: str, choices: Iterable[str]) -> None:
