@@ -8,8 +8,10 @@ import torch
 
 from vitrail.attention import Grid, MultiHeadAttention2d, positions
 from vitrail.attention.positions import Position
+from vitrail.attention.positions.decomposed import resample_axis
+from vitrail.attention.positions.learned import resample_table
 from vitrail.attention.positions.none import NoPosition
-from vitrail.attention.positions.rope import RopeMixed
+from vitrail.attention.positions.relative import resample_relative
 from vitrail.model import ViT
 
 DIM, HEADS = 24, 3
@@ -29,6 +31,9 @@ def positions_of(file: str) -> list[type[Position]]:
 
 POSITIONS = [kind for file in FILES for kind in positions_of(file)]
 GRIDS = (Grid(1, 1), Grid(3, 5), Grid(3, 5, 1), Grid(7, 2, 5))
+
+TELLING = [kind for kind in POSITIONS if kind is not NoPosition]
+VIT = {"image_size": (16, 24), "patch_size": 8, "dim": 24, "depth": 3, "heads": 3, "num_classes": 5}
 
 each_position = pytest.mark.parametrize("kind", POSITIONS, ids=lambda kind: kind.__name__)
 each_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -76,22 +81,16 @@ def test_a_file_of_the_folder_holds_a_position(file):
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
 )
-def test_turning_keeps_shape_and_dtype_and_leaves_prefix_tokens_alone(kind, grid, dtype):
+def test_turning_keeps_shape_dtype_and_length_and_leaves_prefix_tokens_alone(kind, grid, dtype):
     layer = kind().for_grid(grid).layer(HEADS, DIM // HEADS)
     q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS).to(dtype)
     for before, after in zip((q, k), layer.rotate(q, k, grid), strict=True):
         assert after.shape == before.shape
         assert after.dtype == dtype
         assert torch.equal(after[:, :, : grid.prefix], before[:, :, : grid.prefix])
-
-
-@each_position
-@each_grid
-def test_turning_keeps_lengths(kind, grid):
-    layer = kind().for_grid(grid).layer(HEADS, DIM // HEADS)
-    q, k = torch.randn(2, 2, HEADS, grid.tokens, DIM // HEADS)
-    for before, after in zip((q, k), layer.rotate(q, k, grid), strict=True):
-        torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
+        lengths = (x.float().norm(dim=-1) for x in (after, before))
+        near = {"atol": 0, "rtol": 4 * torch.finfo(dtype).eps} if dtype.itemsize == 2 else {}
+        torch.testing.assert_close(*lengths, **near)
 
 
 @each_position
@@ -118,9 +117,8 @@ def test_widening_keeps_what_there_is_and_leaves_prefix_tokens_alone(kind, grid,
 @each_position
 def test_a_layer_of_tables_as_large_as_the_grid_asks_for_one(kind):
     if needs_a_grid(kind):
-        with pytest.raises(
-            ValueError, match=rf"^position=.* {kind.__name__}\(grid=Grid\(7, 7\)\)$"
-        ):
+        way_out = rf"{kind.__name__}\(grid=Grid\(7, 7\)\)"
+        with pytest.raises(ValueError, match=f"^position=.* {way_out}$"):
             kind().layer(HEADS, 8)
     else:
         kind().layer(HEADS, 8)
@@ -135,13 +133,16 @@ def test_every_layer_learns_tables_of_its_own(kind):
         assert not torch.equal(ours, theirs) or not ours.any()  # drawn anew, or zeros
 
 
-def test_every_block_of_a_vit_turns_by_directions_of_its_own():
-    sizes = {"image_size": 16, "patch_size": 8, "dim": DIM, "depth": 3, "heads": HEADS}
-    model = ViT(**sizes, num_classes=5, position=RopeMixed())
-    directions = {name: p for name, p in model.named_parameters() if "position" in name}
-    assert list(directions) == [f"blocks.{i}.attn.position.frequencies" for i in range(3)]
-    assert len({tuple(p.flatten().tolist()) for p in directions.values()}) == 3
-    assert directions.keys() <= model.no_weight_decay()
+@each_position
+def test_a_vit_has_the_tables_in_every_block_none_decays_and_other_sizes_are_taken(kind):
+    model = ViT(**VIT, position=kind())
+    position = kind().for_grid(Grid(2, 3, 1))
+    names = {name for name, _ in position.layer(HEADS, 8).named_parameters()}
+    tables = {f"blocks.{i}.attn.position.{name}" for i in range(3) for name in names}
+    parameters = dict(model.named_parameters())
+    assert {name for name in parameters if "position" in name} == tables
+    assert tables | ({"pos_embed"} & parameters.keys()) <= model.no_weight_decay()
+    assert model(torch.randn(2, 3, 32, 16)).isfinite().all()
 
 
 @each_position
@@ -153,52 +154,40 @@ def test_a_position_is_a_value_that_telling_it_a_grid_does_not_change(kind):
 
 
 @each_position
-def test_gradients_reach_every_parameter_of_a_position(kind):
-    grid = Grid(3, 5, 1)
-    model = build(kind, grid)
+@pytest.mark.parametrize("grid", [Grid(3, 5, 1), Grid(4, 4, 1)], ids=str)
+def test_gradients_reach_every_row_of_every_table_on_its_grid_and_on_another(kind, grid):
+    model = build(kind, Grid(3, 5, 1))
     model(torch.randn(2, grid.tokens, DIM), grid).square().sum().backward()
-    plain = {name for name, _ in build(NoPosition, grid).named_parameters()}
-    for name, parameter in model.named_parameters():
-        if name not in plain:
-            assert torch.isfinite(parameter.grad).all()
-            assert parameter.grad.abs().max() > 0
+    for table in (model.pos_embed, *model.attn.position.parameters()):
+        if table is not None:
+            assert torch.isfinite(table.grad).all()
+            assert (table.grad.abs().sum(-1) > 0).all()
 
 
 @each_position
 @pytest.mark.parametrize("grid", [Grid(3, 5), Grid(1, 15), Grid(5, 3), Grid(2, 9)], ids=str)
 def test_a_model_built_for_one_grid_runs_on_others(kind, grid):
     model = build(kind, Grid(4, 4))
-    out = model(torch.randn(2, grid.tokens, DIM), grid)
-    assert torch.isfinite(out).all()
+    assert torch.isfinite(model(torch.randn(2, grid.tokens, DIM), grid)).all()
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in POSITIONS if kind is not NoPosition], ids=lambda r: r.__name__
-)
-@pytest.mark.parametrize("axis", [1, 2])
-def test_a_position_tells_rows_apart_and_columns_too(kind, axis):
-    grid = Grid(3, 5)
+CHANGES = {
+    "columns": (Grid(3, 5), lambda image: image.roll(1, 2)),
+    "rows": (Grid(3, 5), lambda image: image.roll(1, 1)),
+    "transposed": (Grid(4, 4), lambda image: image.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", TELLING, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("grid, change", CHANGES.values(), ids=CHANGES)
+def test_a_position_tells_rows_and_columns_apart(kind, grid, change):
     model = build(kind, grid)
     x = torch.randn(1, grid.tokens, DIM)
 
-    def rolled(tokens):
-        return tokens.unflatten(1, (3, 5)).roll(1, axis).flatten(1, 2)
+    def changed(tokens):
+        return change(tokens.unflatten(1, (grid.rows, grid.cols))).flatten(1, 2)
 
-    assert not torch.allclose(model(rolled(x), grid), rolled(model(x, grid)), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for kind in POSITIONS if kind is not NoPosition], ids=lambda r: r.__name__
-)
-def test_a_position_tells_a_map_from_its_transpose(kind):
-    grid = Grid(4, 4)
-    model = build(kind, grid)
-    x = torch.randn(1, grid.tokens, DIM)
-
-    def turned(tokens):
-        return tokens.unflatten(1, (4, 4)).transpose(1, 2).flatten(1, 2)
-
-    assert not torch.allclose(model(turned(x), grid), turned(model(x, grid)), atol=1e-4)
+    assert not torch.allclose(model(changed(x), grid), changed(model(x, grid)), atol=1e-4)
 
 
 def test_no_position_tells_nothing():
@@ -206,9 +195,8 @@ def test_no_position_tells_nothing():
     model = build(NoPosition, grid)
     x = torch.randn(1, grid.tokens, DIM)
     order = torch.randperm(15)
-    torch.testing.assert_close(
-        model(x[:, order], grid), model(x, grid)[:, order], atol=1e-6, rtol=0
-    )
+    mixed = model(x[:, order], grid)
+    torch.testing.assert_close(mixed, model(x, grid)[:, order], atol=1e-6, rtol=0)
 
 
 @each_position
@@ -222,10 +210,27 @@ def test_the_formula_runs_on_the_meta_device_where_operations_are_counted(kind, 
 
 
 @each_position
+@pytest.mark.usefixtures("fresh_graphs")
 def test_a_compiled_layer_equals_the_layer(kind):
-    torch.compiler.reset()
     grid = Grid(3, 5, 1)
     model = build(kind, grid)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     x = torch.randn(2, grid.tokens, DIM)
     torch.testing.assert_close(compiled(x, grid), model(x, grid))
+
+
+RESAMPLED = {
+    "learned": ((1, 15, 12), lambda table: resample_table(table, Grid(3, 5), Grid(4, 4))),
+    "relative": ((45, 3), lambda table: resample_relative(table, Grid(3, 5), Grid(4, 4))),
+    "decomposed": ((9, 8), lambda table: resample_axis(table, 7)),
+}
+
+
+@pytest.mark.parametrize("shape, resample", RESAMPLED.values(), ids=RESAMPLED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_table_of_halves_is_resampled_in_fp32_and_keeps_its_dtype(shape, resample, dtype):
+    table = torch.randn(shape).to(dtype)
+    assert torch.equal(resample(table), resample(table.float()).to(dtype))
+    torch.testing.assert_close(
+        resample(table.double()), resample(table.float()).double(), atol=1e-5, rtol=0
+    )
