@@ -1,4 +1,4 @@
-"""Rows, columns, and both at once."""
+"""Rows, columns, both at once, and reading order."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d
 from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.axial import Axial
+from vitrail.attention.patterns.raster import Raster
 
 GRID = Grid(3, 5)
 
@@ -48,3 +49,19 @@ def test_each_row_or_column_is_attended_to_as_if_it_were_alone(axis):
 def test_another_axis_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="axis must be rows, cols or both, got row"):
         Axial("row")
+
+
+def test_in_reading_order_the_mask_is_a_lower_triangle_behind_the_prefix():
+    visible = GridPattern(Raster(), Grid(3, 5, 1)).visible(torch.device("cpu"))[0, 0]
+    assert torch.equal(visible[1:, 1:], torch.ones(15, 15, dtype=torch.bool).tril())
+
+
+def test_in_reading_order_what_comes_later_changes_nothing_before_it():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention2d(12, 3, pattern=Raster())
+    x = torch.randn(2, 15, 12)
+    changed = x.clone()
+    changed[:, 8:] = torch.randn(2, 7, 12)  # from row 1, column 3 on
+    before, after = layer(x, Grid(3, 5)), layer(changed, Grid(3, 5))
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.allclose(before[:, 8:], after[:, 8:], atol=1e-3)

@@ -11,17 +11,9 @@ from vitrail.attention.backends import Request
 from vitrail.attention.patterns import Call, GridPattern, Pattern
 from vitrail.attention.selection.requests import requests_of
 
-from ..cases import (
-    BATCH,
-    HEADS,
-    ON_CPU,
-    PREFIXES,
-    WIDTH,
-    Kind,
-    listen_to_requests,
-    mask_and_bias,
-)
-from ..oracle import assert_near
+from .. import cases
+from ..cases import BATCH, HEADS, ON_CPU, PREFIXES, WIDTH, Kind, mask_and_bias
+from ..oracle import assert_near, assert_same, with_gradients
 from .examples import EXAMPLES, dense, regrouped
 
 # One token; less than a window or a kernel; sizes that do not divide, with windows cut at both
@@ -34,6 +26,7 @@ MASKS = {
     "padding, mask and bias": Kind(padded=True, mask=(BATCH, 1), bias=(1, HEADS), cut=True),
 }
 DIM = HEADS * WIDTH
+CPU = torch.device("cpu")
 
 each_example = pytest.mark.parametrize("pattern", EXAMPLES, ids=str)
 
@@ -68,31 +61,25 @@ def some_padding(grid: Grid) -> torch.Tensor:
 def test_a_file_of_the_folder_holds_one_pattern_with_examples(name):
     pattern = patterns.load(name)
     assert issubclass(pattern, Pattern)
-    assert pattern.examples()
-    assert all(type(example) is pattern for example in pattern.examples())
+    assert {type(example) for example in pattern.examples()} == {pattern}
 
 
 @each_example
 def test_a_pattern_is_a_value_that_a_request_can_be_told_apart_by(pattern):
-    same, other = (GridPattern(pattern, Grid(3, 5, prefix)) for prefix in (1, 2))
-    assert len({same, GridPattern(pattern, Grid(3, 5, 1)), other}) == 2
+    assert len({GridPattern(pattern, Grid(3, 5, prefix)) for prefix in (1, 2, 1)}) == 2
 
 
 @each_example
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_token_sees_itself_and_prefix_tokens_see_and_are_seen_by_all(pattern, shape):
-    visible = GridPattern(pattern, Grid(*shape, 2)).visible(torch.device("cpu"))[0, 0]
+def test_the_rule_lets_a_token_see_itself_and_prefix_tokens_and_takes_single_numbers(
+    pattern, shape
+):
+    grid = Grid(*shape, 2)
+    rule = GridPattern(pattern, grid)
+    visible = rule.visible(CPU)[0, 0]
     assert visible.diagonal().all()
     assert visible[:2].all()
     assert visible[:, :2].all()
-
-
-@each_example
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_rule_answers_for_single_numbers_as_for_whole_tables(pattern, shape):
-    grid = Grid(*shape, 1)
-    rule = GridPattern(pattern, grid)
-    visible = rule.visible(torch.device("cpu"))[0, 0]
     single = torch.vmap(torch.vmap(rule.sees, (None, 0)), (0, None))
     tokens = torch.arange(grid.tokens)
     assert torch.equal(single(tokens, tokens), visible)
@@ -106,12 +93,10 @@ def test_tokens_that_see_each_other_lie_at_different_places_of_one_tile(pattern,
     assert tile.prefix == 3
     assert tile.rows <= grid.rows
     assert tile.cols <= grid.cols
-    row, col = pattern.places(grid, torch.device("cpu"))
-    assert ((row >= 0) & (row < tile.rows)).all()
-    assert ((col >= 0) & (col < tile.cols)).all()
-    rows, cols = grid.coordinates()
-    visible = GridPattern(pattern, Grid(*shape)).visible(torch.device("cpu"))[0, 0]
-    for place, axis in ((row, rows), (col, cols)):
+    places = pattern.places(grid, CPU)
+    visible = GridPattern(pattern, Grid(*shape)).visible(CPU)[0, 0]
+    for place, axis, size in zip(places, grid.coordinates(), (tile.rows, tile.cols), strict=True):
+        assert ((place >= 0) & (place < size)).all()
         apart = (place[:, None] - place[None]) - (axis[:, None] - axis[None])
         assert (apart[visible] == 0).all(), "places in a tile are as far apart as on the map"
 
@@ -128,11 +113,7 @@ def test_smaller_calls_equal_one_call_with_a_mask_forward_and_backward(pattern, 
             leaves = [whole.q, whole.k, whole.v, whole.bias, tile_bias]
             leaves = [leaf for leaf in leaves if leaf is not None]
             out, slow = (way(pattern, whole, tile_bias, grid) for way in (regrouped, dense))
-            towards = torch.randn_like(out)
-            assert_near(f"output with {prefix} prefix tokens", out, slow)
-            both = (torch.autograd.grad(side, leaves, towards) for side in (out, slow))
-            for actual, expected in zip(*both, strict=True):
-                assert_near(f"gradient with {prefix} prefix tokens", actual, expected)
+            assert_same(out, leaves, slow, leaves, f" with {prefix} prefix tokens")
 
 
 @each_example
@@ -146,13 +127,8 @@ def test_every_kernel_computes_the_calls_alike_forward_and_backward(pattern, kin
         whole = replace(whole, bias=whole.bias.detach())  # flash gives it no gradient
     tile_bias = tile_bias_of(pattern, grid, torch.float32).detach()
     out = regrouped(pattern, whole, tile_bias, grid, backend)
-    slow = dense(pattern, whole, tile_bias, grid)
-    towards = torch.randn_like(out)
-    assert_near("output", out, slow.double())
     leaves = [whole.q, whole.k, whole.v]
-    both = (torch.autograd.grad(side, leaves, towards) for side in (out, slow))
-    for actual, expected in zip(*both, strict=True):
-        assert_near("gradient", actual, expected.double())
+    assert_same(out, leaves, dense(pattern, whole, tile_bias, grid), leaves)
 
 
 @pytest.mark.slow
@@ -195,12 +171,11 @@ def test_what_lies_in_padding_reaches_no_output_and_no_gradient(pattern, rubbish
     valid = some_padding(grid)
     hidden = torch.cat([torch.zeros(2, 1, dtype=torch.bool), ~valid.flatten(1)], dim=1)
     x = torch.randn(2, grid.tokens, DIM)
-    sides = []
-    for content in (x, x.masked_fill(hidden[..., None], rubbish)):
-        out = layer(content, grid, valid=valid)
-        sides.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
-    for clean, dirty in zip(*sides, strict=True):
-        assert torch.equal(clean, dirty)
+    sides = [
+        with_gradients(layer(content, grid, valid=valid), layer.parameters())
+        for content in (x, x.masked_fill(hidden[..., None], rubbish))
+    ]
+    torch.testing.assert_close(*sides, atol=0, rtol=0)
 
 
 @each_example
@@ -219,42 +194,32 @@ def test_a_sample_that_is_all_padding_harms_no_other_sample(pattern):
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_calls_of_a_layer_are_planned_on_the_meta_device(pattern, padded, monkeypatch):
     grid = Grid(5, 11, 1)
-    asked = listen_to_requests(monkeypatch)
+    asked = cases.listen_to_requests(monkeypatch)
     valid = some_padding(grid) if padded else None
     build(pattern)(torch.randn(2, grid.tokens, DIM), grid, valid=valid)
-    said = list(dict.fromkeys(asked))
+    said = tuple(dict.fromkeys(asked))
     with torch.device("meta"):
-        meta_model = build(pattern)
+        model = build(pattern)
         x = torch.empty(2, grid.tokens, DIM)
-        meta_model.forward = lambda x, valid: type(meta_model).forward(
-            meta_model, x, grid, valid=valid
-        )
-    planned = requests_of(
-        meta_model,
-        x,
-        None if valid is None else valid.to("meta"),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        training=True,
-    )
-    assert list(planned.values()) == [tuple(said)]
+    model.forward = lambda x, valid: type(model).forward(model, x, grid, valid=valid)
+    valid = None if valid is None else valid.to("meta")
+    where = {"device": CPU, "dtype": torch.float32, "training": True}
+    planned = requests_of(model, x, valid, **where)
+    assert list(planned.values()) == [said]
 
 
 def check_one_graph(pattern: Pattern, grid: Grid, **given) -> None:
     """A compiled layer breaks nowhere and equals itself, forward and backward."""
-    torch._dynamo.reset()
     layer = build(pattern, backend="eager")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, grid.tokens, DIM)
-    sides = []
-    for call in (layer, compiled):
-        out = call(x, grid, **given)
-        sides.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
-    torch._dynamo.reset()
-    for ours, theirs in zip(*sides, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    sides = [
+        with_gradients(call(x, grid, **given), layer.parameters()) for call in (layer, compiled)
+    ]
+    torch.testing.assert_close(*sides, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 @pytest.mark.parametrize("name", patterns.names())
 def test_torch_compile_takes_a_layer_as_one_graph(name):
     grid = Grid(5, 11, 1)
@@ -262,6 +227,7 @@ def test_torch_compile_takes_a_layer_as_one_graph(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_graphs")
 @each_example
 def test_torch_compile_takes_masks_and_biases_too(pattern):
     grid = Grid(5, 11, 1)
@@ -271,9 +237,9 @@ def test_torch_compile_takes_masks_and_biases_too(pattern):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_graphs")
 @each_example
 def test_a_few_grids_make_no_more_graphs_than_there_are_grids(pattern):
-    torch._dynamo.reset()
     counter = CompileCounter()
     layer = build(pattern, backend="eager")
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
@@ -281,5 +247,4 @@ def test_a_few_grids_make_no_more_graphs_than_there_are_grids(pattern):
         grid = Grid(rows, cols, 1)
         x = torch.randn(2, grid.tokens, DIM)
         torch.testing.assert_close(compiled(x, grid), layer(x, grid), atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
     assert counter.frame_count <= 4

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,27 +15,19 @@ MAP = "--grid 6 9 --query 2 4"
 UNSEEN, SEEN, QUERY = (tuple(bytes.fromhex(colour[1:])) for colour in COLOURS)
 
 
-def colours_of(path: Path) -> dict[tuple[int, ...], int]:
+def colours_of(path: Path) -> Counter[tuple[int, ...]]:
     """How many pixels of the picture have each colour."""
     pixels = (imread(path)[..., :3] * 255).round().astype("uint8").reshape(-1, 3)
-    counts: dict[tuple[int, ...], int] = {}
-    for pixel in map(tuple, pixels.tolist()):
-        counts[pixel] = counts.get(pixel, 0) + 1
-    return counts
+    return Counter(map(tuple, pixels.tolist()))
 
 
 def test_the_command_writes_a_picture_and_says_where_and_how_many_are_seen(tmp_path):
     answer = subprocess.run(
         [sys.executable, "-m", "vitrail.attention.patterns", "window", *MAP.split()],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert answer.stdout == (
-        "Window(size=(4, 4), shift=(0, 0)): (2, 4) sees 16 of 54 tokens\nwindow.png\n"
-    )
-    assert answer.stderr == ""
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    said = "Window(size=(4, 4), shift=(0, 0)): (2, 4) sees 16 of 54 tokens\nwindow.png\n"
+    assert (answer.stdout, answer.stderr) == (said, "")
     assert colours_of(tmp_path / "window.png").keys() >= {UNSEEN, SEEN, QUERY}
 
 
@@ -136,9 +129,8 @@ def test_bad_input_ends_with_one_line_and_1(arguments, message, tmp_path, monkey
     with pytest.raises(SystemExit) as stop:
         main(arguments.split())
     assert stop.value.code == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    assert message in said.err
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith("error: ")
+    assert message in error
     assert not list(tmp_path.iterdir())
