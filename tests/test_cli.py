@@ -1,6 +1,7 @@
 """The command line, on small configs of its own and a task that builds its two parts."""
 
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,20 +149,15 @@ REFUSED = {
     "modle=tiny": "unknown key modle; did you mean model?",
     "experimnt=long": "unknown key experimnt; did you mean experiment?",
     "model.dorpout=0.1": "unknown key model.dorpout; did you mean model.dropout?",
-    "modle.dropout=0.1": "unknown key modle; did you mean model?",
     "smoothing=0.1": "unknown key smoothing; did you mean loss.smoothing?",
     "model.width=8": "unknown key model.width; model has dim, dropout, heads",
     "seed.x=1": "unknown key seed.x; seed has no keys of its own",
-    "model.registers=4": (
-        "the config does not list model.registers, but its constructor takes it: "
-        "write +model.registers=…"
-    ),
-    "data=cifar11": (
-        "data=cifar11 does not exist; did you mean cifar10 or cifar100? "
-        "data is one of cifar10, cifar100"
-    ),
+    "model.registers=4": "the config does not list model.registers, but its constructor takes it: "
+    "write +model.registers=…",
+    "data=cifar1": "data=cifar1 does not exist; did you mean cifar10 or cifar100? "
+    "data is one of cifar10, cifar100",
     "data=mnist": "data=mnist does not exist; data is one of cifar10, cifar100",
-    "+foo=1": ("unknown key foo; the config has backend, ckpt_path, data, loss, model, seed"),
+    "+foo=1": "unknown key foo; the config has backend, ckpt_path, data, loss, model, seed",
     "++sede=1": "unknown key sede; did you mean seed?",
     "+loss.smothing=1": "unknown key loss.smothing; did you mean loss.smoothing?",
     "+loss={smothing:1}": "unknown key loss.smothing; did you mean loss.smoothing?",
@@ -171,18 +167,12 @@ REFUSED = {
     "model.dim=wide": "model.dim must be int, got wide (str)",
     "model.heads=[1,2]": "model.heads must be int, got [1, 2] (list)",
     "model.dropout=${nowhere}": "model.dropout: Interpolation key 'nowhere' not found",
-    "model._target_=parts.Modell": (
-        "_target_=parts.Modell names nothing that can be called; check its spelling"
-    ),
-    "ckpt_path=a=b.ckpt": (
-        "ckpt_path=a=b.ckpt cannot be read (mismatched input '=' expecting <EOF>); "
-        "quote a value with such characters: 'ckpt_path=\"a=b.ckpt\"'"
-    ),
+    "model._target_=p.X": "_target_=p.X names nothing that can be called; check its spelling",
+    "ckpt_path=a=b": "ckpt_path=a=b cannot be read (mismatched input '=' expecting <EOF>); "
+    "quote a value with such characters: 'ckpt_path=\"a=b\"'",
     "seed": "seed is not an override; write key=value",
     "~loss.alpha": "Could not delete from config. 'loss.alpha' does not exist.",
-    "ckpt_path=runs/best.ckpt": (
-        "ckpt_path=runs/best.ckpt is not a file; there is no checkpoint in runs"
-    ),
+    "ckpt_path=runs/x.ckpt": "ckpt_path=runs/x.ckpt is not a file; there is no checkpoint in runs",
 }
 
 
@@ -235,10 +225,7 @@ def test_what_a_constructor_or_the_yaml_knows_passes(command, line, key, value):
 
 @pytest.mark.parametrize(
     "line, error",
-    {
-        "model=bug": "a thing that must not happen",
-        "model=library": "Invalid literal for Fraction",
-    }.items(),
+    [("model=bug", "a thing that must not happen"), ("model=library", "Invalid literal for Frac")],
 )
 def test_any_error_but_a_users_keeps_its_traceback(command, line, error):
     with pytest.raises(InstantiationException, match=error):
@@ -255,13 +242,12 @@ def test_the_traceback_of_a_refusal_is_there_for_the_asking(command, monkeypatch
 def test_a_job_of_a_sweep_that_fails_says_so_and_the_others_go_on(command):
     answer = command("-m model.dim=48,50,51 seed=1")
     assert answer.code == 1
-    assert [job.config.model.dim for job in answer.jobs] == [48, 50, 51]
     refusal = "dim=50 does not split over heads=3; use 2 or 4"
     assert f"error: job 1 (model.dim=50 seed=1): {refusal}\n" in answer.err
     assert "Traceback" not in answer.err
-    folders = [job.folder for job in answer.jobs]
-    assert [folder.name for folder in folders] == ["0", "1", "2"]
-    assert len({folder.parent for folder in folders}) == 1
+    together = answer.jobs[0].folder.parent
+    jobs = [(job.config.model.dim, job.folder) for job in answer.jobs]
+    assert jobs == [(48, together / "0"), (50, together / "1"), (51, together / "2")]
 
 
 def test_a_bug_in_a_job_of_a_sweep_is_shown_at_once_and_the_others_go_on(command):
@@ -326,9 +312,9 @@ def test_an_evaluation_lies_in_the_folder_of_its_run_each_in_one_of_its_own(comm
 def test_a_run_folder_that_cannot_be_made_is_one_line(command, place):
     (place / "runs").write_text("a file where the runs should go")
     answer = command("")
+    way_out = "Not a directory; choose another with hydra.run.dir=…"
+    assert re.fullmatch(f"error: cannot make the run folder runs/.*{way_out}\n", answer.err)
     assert answer.code == 1
-    assert answer.err.startswith("error: cannot make the run folder runs/")
-    assert answer.err.endswith("Not a directory; choose another with hydra.run.dir=…\n")
 
 
 def interrupt() -> None:

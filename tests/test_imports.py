@@ -33,20 +33,24 @@ def imported_by(statement: str) -> set[str]:
     return {name.split(".")[0] for name in json.loads(answer.stdout)}
 
 
+HEAVY = {"pytorch_lightning", "timm", "wandb"}
+
+
+@pytest.mark.parametrize(
+    "module, needed, spared",
+    [
+        ("vitrail.cli", "hydra", {"torch", *HEAVY}),
+        ("vitrail.attention", "torch", {"flash_attn", "hydra", *HEAVY}),
+    ],
+)
+def test_a_room_imports_what_it_needs_and_spares_what_is_slow(module, needed, spared):
+    loaded = imported_by(f"import {module}")
+    assert needed in loaded
+    assert not loaded & spared
+
+
 def test_importing_vitrail_imports_nothing_else():
     assert imported_by("import vitrail") == {"vitrail"}
-
-
-def test_the_commands_import_neither_torch_nor_lightning_before_they_work():
-    loaded = imported_by("import vitrail.cli")
-    assert "hydra" in loaded
-    assert not loaded & {"torch", "pytorch_lightning", "timm", "wandb"}
-
-
-def test_attention_imports_torch_but_no_optional_kernel_and_no_framework():
-    loaded = imported_by("import vitrail.attention")
-    assert "torch" in loaded
-    assert not loaded & {"flash_attn", "hydra", "pytorch_lightning", "timm", "wandb"}
 
 
 @pytest.mark.parametrize("command", ["bench.py", "eval.py", "train.py"])
