@@ -16,8 +16,7 @@ from vitrail.attention.maps import attention_maps, rollout
 from vitrail.errors import UserError
 from vitrail.model import ViT
 from vitrail.tracking.attention_maps import MAX_LAYERS, AttentionMaps, ImageMaps, draw, on_image
-from vitrail.tracking.loggers import Loggers
-from vitrail.tracking.run_logger import RunLogger
+from vitrail.tracking.loggers import Loggers, RunLogger
 
 SIZES = {"image_size": (16, 24), "patch_size": 8, "dim": 24, "depth": 2, "heads": 3}
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

@@ -4,8 +4,7 @@ import pytest
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from vitrail.tracking.loggers import Loggers, open_loggers
-from vitrail.tracking.run_logger import RunLogger
+from vitrail.tracking.loggers import Loggers, RunLogger, open_loggers
 
 
 class Notes(RunLogger):

@@ -4,7 +4,8 @@ import pytest
 from pytorch_lightning.utilities import rank_zero_only
 
 from vitrail.errors import UserError
-from vitrail.tracking.metrics_csv import MetricsCSV, read_metrics
+from vitrail.tracking.loggers import MetricsCSV
+from vitrail.tracking.metrics_csv import read_metrics
 
 
 def rows(folder) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from PIL import Image
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from vitrail.errors import UserError
-from vitrail.tracking.run_logger import RunLogger
+from vitrail.tracking.loggers import RunLogger
 
 
 @dataclass(frozen=True)

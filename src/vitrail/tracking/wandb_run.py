@@ -15,7 +15,7 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from vitrail.errors import UserError
-from vitrail.tracking.run_logger import RunLogger
+from vitrail.tracking.loggers import RunLogger
 
 MODES = ("offline", "online", "disabled")
 ALIASES = {"dryrun": "offline", "run": "online"}  # what WANDB_MODE may also say
