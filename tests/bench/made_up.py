@@ -49,7 +49,7 @@ class MadeUpBench:
     def summary(self, rows: pd.DataFrame) -> Summary:
         counts = rows.groupby("backend")["tokens"].count().rename("cells").reset_index()
         chart = Chart("speed & <tokens>", rows, "tokens", "forward_ms", "backend", log=True)
-        return Summary({"How <often>": counts}, [chart])
+        return {"How <often>": counts}, [chart]
 
 
 def row(backend: str, tokens: int, **figures: Any) -> Row:

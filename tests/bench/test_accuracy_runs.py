@@ -242,6 +242,7 @@ def trained(name: str, percents: dict[int, float], images: int = 10_000) -> list
     return [
         {
             "evaluated_with": name, "trained_with": name, "seed": seed, "images": images,
+            "layers": name,
             "accuracy_percent": percent, "accuracy_percent_low": percent - 1.0,
             "accuracy_percent_high": percent + 1.0, "train_s": 10.0, "to_target_s": None,
             "images_per_second": 100.0 + seed, "refused": "",
@@ -256,12 +257,12 @@ def compared(bench) -> Callable[..., dict[str, Row]]:
 
     def call(*runs: list[Row], baseline: str | None = None) -> dict[str, Row]:
         backends = [rows[0]["trained_with"] for rows in runs]
-        summary = bench(backends=["eager", "sdpa"], baseline=baseline).summary(
+        tables, charts = bench(backends=["eager", "sdpa"], baseline=baseline).summary(
             table_of([row for rows in runs for row in rows])
         )
-        [table] = summary.tables.values()
+        [table] = tables.values()
         found = dict(zip(backends, table.astype(object).to_dict("records"), strict=True))
-        assert [chart.points()["line"].tolist() for chart in summary.charts] == [backends] * 2
+        assert [chart.points()["line"].tolist() for chart in charts] == [backends] * 2
         return found
 
     return call

@@ -22,7 +22,7 @@ from vitrail.attention.selection import tune
 from vitrail.attention.selection.requests import Recorder
 from vitrail.bench import attention_bench
 from vitrail.bench.attention_bench import AttentionBench
-from vitrail.bench.attention_call import AttentionCall, Shape, function_of
+from vitrail.bench.attention_call import AttentionCall, function_of, read_shape
 from vitrail.bench.device import RESOLUTION_MIB, peak_mib
 from vitrail.bench.report import Row, table_of
 
@@ -98,7 +98,7 @@ def test_a_learned_bias_is_a_kind_of_mask_and_its_gradient_is_asked_for(bench, p
     assert rows["eager", "forward+backward"] == rows["sdpa_flash", "forward"] == ""
     assert rows["sdpa_flash", "forward+backward"] == "cannot give the gradient of a bias"
     forward = AttentionCall(
-        shape=Shape.read([2, 2, [4, 4], 8]), dtype=torch.float32, masks=frozenset(), bias=True,
+        **read_shape([2, 2, [4, 4], 8]), dtype=torch.float32, masks=frozenset(), bias=True,
         pattern=pattern, device="cpu",
     )  # fmt: skip
     gradients = forward.function(Eager(), forward.sample())()
@@ -218,8 +218,8 @@ def test_a_cell_ends_when_its_time_is_up_but_has_three_rounds(bench, monkeypatch
 
 
 def call_of(pattern, grid: Grid, masks: frozenset[str] = frozenset(), **changes) -> AttentionCall:
-    given = {"dtype": torch.float32, "device": "cpu"} | changes
-    return AttentionCall(shape=Shape(2, 3, grid, 8), masks=masks, pattern=pattern, **given)
+    given = {"batch": 2, "heads": 3, "width": 8, "dtype": torch.float32, "device": "cpu"} | changes
+    return AttentionCall(grid=grid, masks=masks, pattern=pattern, **given)
 
 
 PATTERNS = [
@@ -236,7 +236,7 @@ def test_a_pattern_computes_what_its_rule_as_a_mask_does(pattern, masks):
     call = call_of(pattern, Grid(5, 7, 1), masks)
     sample = call.sample()
     leaves = list(sample.learned().values())
-    mask = replace(sample.mask, pattern=GridPattern(pattern, call.shape.grid))
+    mask = replace(sample.mask, pattern=GridPattern(pattern, call.grid))
     out = attend(sample.q, sample.k, sample.v, mask=mask, backend="reference")
     gradients = torch.autograd.grad(out, leaves, sample.grad)
     ours = call.function(backends.load("eager"), sample)()
@@ -295,8 +295,8 @@ def test_patterns_are_choices_of_the_group_or_the_config_s_own(bench):
     ],
 )
 def test_a_shape_has_a_number_of_tokens_or_a_map(shape, tokens, written):
-    read = Shape.read(shape)
-    assert (read.grid.tokens, str(read)) == (tokens, written)
+    call = call_of(Full(), **read_shape(shape))
+    assert (call.grid.tokens, call.shape) == (tokens, written)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_shape_has_a_number_of_tokens_or_a_map(shape, tokens, written):
 )
 def test_anything_else_is_no_shape(shape):
     with pytest.raises(ValueError, match=r"takes \[batch, heads, tokens, head width\]"):
-        Shape.read(shape)
+        read_shape(shape)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,8 @@ def test_compiled_backends_say_what_compiling_took(bench, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a peak")
 def test_a_call_written_out_takes_memory_for_its_scores_and_flash_does_not():
-    grid = Grid(1, 1024)
     call = AttentionCall(
-        shape=Shape(1, 4, grid, 8), dtype=torch.float32, masks=frozenset(), pattern=Full(),
+        **read_shape([1, 4, 1024, 8]), dtype=torch.float32, masks=frozenset(), pattern=Full(),
         device="cpu", backward=False,
     )  # fmt: skip
     scores = 4 * 1024**2 * 4 / 2**20  # MiB
@@ -371,12 +370,11 @@ def test_growth_is_the_exponent_over_tokens_of_what_a_process_can_count(bench):
     sizes = (64, 128, 256, 512)
     rows = [made_up_row("eager", n, n**2 / 1e3, n**2 / 1e4) for n in sizes]
     rows += [made_up_row("sdpa", n, n / 1e3, None) for n in sizes]
-    summary = bench().summary(table_of(rows))
-    [growth] = summary.tables.values()
+    tables, (time, peak) = bench().summary(table_of(rows))
+    [growth] = tables.values()
     assert growth["backend, dtype"].tolist() == ["eager, float32", "sdpa, float32"]
     assert growth["time_exponent"].tolist() == pytest.approx([2.0, 1.0])
     assert growth["peak_exponent"].isna().tolist() == [False, True]
-    time, peak = summary.charts
     assert (time.name, time.log) == ("time of forward, (1, 2, N, 64), mask none, Full()", True)
     assert peak.points()["x"].tolist() == [128, 256, 512], "below a MiB a count tells nothing"
-    assert not bench().summary(table_of(rows[:1])).charts, "one length is no line"
+    assert not bench().summary(table_of(rows[:1]))[1], "one length is no line"

@@ -157,7 +157,7 @@ def test_a_run_that_was_stopped_or_is_of_an_earlier_version_is_shown_with_what_i
 
 def test_accuracies_are_drawn_by_the_time_that_training_had_taken(tmp_path):
     timed, earlier = trained(tmp_path / "a"), trained(tmp_path / "b", metrics="step,val/acc\n9,1\n")
-    report, _ = trainings([timed, earlier], "")
+    report = trainings([timed, earlier], "")
     by_time, first = report.charts[:2]
     assert (by_time.name, by_time.x) == ("val/acc by time", "train/seconds")
     assert by_time.points()[["x", "y", "line"]].values.tolist() == [

@@ -11,7 +11,7 @@ import pytest
 
 from vitrail.attention.selection.stopwatch import Times
 from vitrail.bench import harness, run
-from vitrail.bench.harness import TimedBench, speed_columns
+from vitrail.bench.harness import TimedBench
 from vitrail.bench.results import RESULTS, read
 from vitrail.errors import UserError
 
@@ -195,12 +195,11 @@ def test_times_that_took_turns_are_compared_with_the_fastest_or_a_named_one(time
 
 def test_columns_of_a_time_are_of_a_step_and_speed_s_ends_are_turned_round(timed):
     times = Times(tuple(float(second) for second in range(1, 12)))
-    row = timed().rows_of({"a": times}, "step_ms", 2)["a"]
+    row = timed().rows_of({"a": times}, "step_ms", steps=2, images=12)["a"]
     assert (row["step_ms"], row["step_ms_p10"], row["step_ms_p90"]) == (3000, 1000, 5000)
     assert (row["rounds"], len(row["rounds_ms"])) == (11, 11)
-    assert speed_columns(times, 12) == {
-        "images_per_second": 2.0, "images_per_second_p10": 1.2, "images_per_second_p90": 6.0,
-    }  # fmt: skip
+    speed = [row["images_per_second" + end] for end in ("", "_p10", "_p90")]
+    assert speed == pytest.approx([2.0, 1.2, 6.0])
 
 
 @pytest.mark.parametrize("rounds, seconds", [(2, 1.0), (3, 0.0)])

@@ -9,10 +9,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from pytorch_lightning import Callback
 
-from vitrail.bench import lightning_loop
-from vitrail.bench.bare_loop import Batch, Loop
-from vitrail.bench.lightning_loop import LIGHTNING, Turns, drive
-from vitrail.bench.step_members import Setting
+from vitrail.bench import step_baselines
+from vitrail.bench.bare_loop import Loop
+from vitrail.bench.step_baselines import LIGHTNING, Turns, drive
+from vitrail.bench.train_step import Setting
+from vitrail.data.batches import Batch
 from vitrail.run import train as run_train
 from vitrail.startup import configs
 
@@ -85,10 +86,10 @@ def test_each_takes_its_turn_in_every_round_and_is_charged_for_that_alone():
 def test_lightning_learns_what_the_bare_loop_learns(overrides, tmp_path):
     setting = Setting(composed(*overrides), training=True, total_steps=5)
     ours, theirs = deepcopy(setting.network), deepcopy(setting.network)
-    bare = Loop(ours, setting.parts, setting.batch, setting.arithmetic, total_steps=5)
+    bare = Loop(ours, setting.parts)
     losses = [bare.step().item() for _ in range(5)]
     assert losses[-1] < losses[0]
-    turns = Turns({}, setting.batch, steps=2, device="cpu", rounds=1)
+    turns = Turns({}, setting.parts.batch, steps=2, device="cpu", rounds=1)
     assert len(turns) == 5
     drive(turns, setting.classifier(theirs), setting.config, setting.plan, tmp_path)
     weights = theirs.state_dict()
@@ -101,7 +102,11 @@ def test_lightnings_steps_are_timed_among_the_others_and_its_folder_holds_a_run(
     setting = Setting(composed("trainer.log_every_n_steps=4"), training=True, total_steps=9)
     calls = []
     turns = Turns(
-        {"other": lambda: calls.append("other")}, setting.batch, steps=2, device="cpu", rounds=3
+        {"other": lambda: calls.append("other")},
+        setting.parts.batch,
+        steps=2,
+        device="cpu",
+        rounds=3,
     )
     classifier = setting.classifier(deepcopy(setting.network))
     step = classifier.training_step
@@ -123,7 +128,7 @@ def test_ctrl_c_between_batches_stops_the_measurement(tmp_path):
         if next(rounds) == 2:
             signal.raise_signal(signal.SIGINT)
 
-    turns = Turns({"other": other}, setting.batch, steps=1, device="cpu", rounds=3)
+    turns = Turns({"other": other}, setting.parts.batch, steps=1, device="cpu", rounds=3)
     classifier = setting.classifier(deepcopy(setting.network))
     with pytest.raises(KeyboardInterrupt):
         drive(turns, classifier, setting.config, setting.plan, tmp_path)
@@ -140,12 +145,12 @@ def test_the_trainer_has_every_callback_that_does_something_at_a_step_of_train_p
         raise Seen({type(callback) for callback in callbacks if at_a_step(callback)})
 
     monkeypatch.setattr(run_train, "build_trainer", stop)
-    monkeypatch.setattr(lightning_loop, "build_trainer", stop)
+    monkeypatch.setattr(step_baselines, "build_trainer", stop)
     config = composed("data=digits", "model.patch_size=2")
     with pytest.raises(Seen) as theirs:
         run_train.train(config, tmp_path, overrides=[], choices={})
     setting = Setting(config, training=True, total_steps=1)
-    turns = Turns({}, setting.batch, steps=1, device="cpu", rounds=1)
+    turns = Turns({}, setting.parts.batch, steps=1, device="cpu", rounds=1)
     with pytest.raises(Seen) as ours:
         drive(turns, setting.classifier(setting.network), config, setting.plan, tmp_path)
     assert theirs.value.args == ours.value.args

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from timm.models import VisionTransformer
 
-from vitrail.bench.timm_twin import twin
+from vitrail.bench.step_baselines import timm_twin
 from vitrail.model.stems import STEMS
 from vitrail.run.plan import build_network
 from vitrail.startup import configs
@@ -42,7 +42,7 @@ def built(*overrides):
 )
 def test_logits_and_gradients_are_equal(overrides):
     ours, config = built(*overrides)
-    theirs = twin(ours, config)
+    theirs = timm_twin(ours, config)
     images = torch.randn(2, 3, 8, 12)
     torch.testing.assert_close(theirs(images), ours(images), atol=1e-5, rtol=0)
     for network in (ours, theirs):
@@ -57,14 +57,14 @@ def test_logits_and_gradients_are_equal(overrides):
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_twin_can_be_sent_to_another_process(stem):
     network, config = built(f"model.stem={stem}")
-    assert isinstance(pickle.loads(pickle.dumps(twin(network, config))), VisionTransformer)
+    assert isinstance(pickle.loads(pickle.dumps(timm_twin(network, config))), VisionTransformer)
 
 
 def test_the_same_is_dropped_as_often():
     ours, config = built(
         "model.drop_path=0.4", "model.dropout=0.1", "model.attention_dropout=0.2", "model.depth=3"
     )
-    theirs = twin(ours, config)
+    theirs = timm_twin(ours, config)
     assert [block.drop_path1.drop_prob for block in theirs.blocks[1:]] == pytest.approx(
         [block.drop_path1.drop_prob for block in ours.blocks[1:]]
     )
@@ -88,4 +88,4 @@ def test_the_same_is_dropped_as_often():
 def test_what_timm_lacks_is_said(overrides, lacks):
     network, config = built(*overrides)
     with pytest.raises(ValueError, match=f"^timm's VisionTransformer has no {lacks}"):
-        twin(network, config)
+        timm_twin(network, config)

@@ -10,8 +10,8 @@ from vitrail.attention.backends.flex import Flex
 from vitrail.attention.backends.sdpa_math import SdpaMath
 from vitrail.attention.selection import layers, tune
 from vitrail.attention.selection.gate import FailedGate
-from vitrail.bench import step_members, train_step
-from vitrail.bench.bare_loop import NoAttention, use_backends
+from vitrail.bench import train_step
+from vitrail.bench.bare_loop import Loop, NoAttention, use_backends
 from vitrail.bench.device import RESOLUTION_MIB
 from vitrail.bench.device import peak_mib as real_peak_mib
 from vitrail.bench.report import Row, table_of
@@ -31,7 +31,7 @@ PEAK = 1e9  # floating-point operations a second
 @pytest.fixture(autouse=True)
 def nothing_else_is_measured(monkeypatch):
     """No process for memory, no matrix product, and what auto would take is told."""
-    monkeypatch.setattr(step_members, "peak_mib", lambda *_, device: 1.5)
+    monkeypatch.setattr(train_step, "peak_mib", lambda *_, device: 1.5)
     monkeypatch.setattr(train_step, "matmul_peak", lambda *_: (PEAK, "float32"))
     fastest = lambda _, names: {"eager": 0.1} | dict.fromkeys(names, 0.2)  # noqa: E731
     monkeypatch.setattr(tune, "measure", fastest)
@@ -155,7 +155,7 @@ def test_what_finds_too_little_memory_is_not_called_here(bench, monkeypatch):
             raise MemoryError("it takes more memory than this machine has free")
         return 1.0
 
-    monkeypatch.setattr(step_members, "peak_mib", full)
+    monkeypatch.setattr(train_step, "peak_mib", full)
     attend = SdpaMath.__call__
 
     def called(self, q, *rest, **given):
@@ -225,7 +225,7 @@ def test_a_graph_that_cannot_be_made_is_refused_with_the_first_line(bench, monke
 
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(bench, monkeypatch):
-    monkeypatch.setattr(step_members, "peak_mib", real_peak_mib)
+    monkeypatch.setattr(train_step, "peak_mib", real_peak_mib)
     small, large = (
         measured(bench(f"data.batch_size={size}", "model.dim=64", backends=["eager"]), "training")
         for size in (16, 64)
@@ -274,7 +274,7 @@ def test_attention_s_share_is_what_a_step_without_attention_takes_less(bench, mo
 def test_a_step_without_attention_has_every_other_gradient(bench, pool):
     setting = bench(f"model.pool={pool}")._settings["training"]
     layers = dict.fromkeys(setting.plan.layers, NoAttention())
-    loop = setting.loop(setting.network)
+    loop = Loop(setting.network, setting.parts)
     use_backends(loop.network, layers)
     loop.step()
     assert all(weight.grad is not None for weight in loop.network.parameters())
@@ -283,7 +283,7 @@ def test_a_step_without_attention_has_every_other_gradient(bench, pool):
 def test_a_chart_shows_speed_over_memory_for_each_mode(bench):
     words = {"step_ms": 1.0, "peak_mib": 2.0, "images_per_second": 9.0, "refused": ""}
     rows = [{"mode": mode, "member": "eager"} | words for mode in ("training", "inference")]
-    charts = bench().summary(table_of(rows)).charts
+    _, charts = bench().summary(table_of(rows))
     assert [chart.name.split(":")[0] for chart in charts] == ["training", "inference"]
     assert charts[0].points()[["x", "y", "line"]].values.tolist() == [[2.0, 9.0, "eager"]]
 

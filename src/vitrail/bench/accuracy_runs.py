@@ -1,7 +1,7 @@
 """`bench=accuracy`: what training with each backend comes to, over seeds and backends."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from vitrail.attention import backends
 from vitrail.attention.backends import AUTO, Refused
 from vitrail.attention.selection.gate import FailedGate
-from vitrail.bench.harness import OF_BENCH, Summary, check_one_device
+from vitrail.bench.device import reset_peak
+from vitrail.bench.harness import PLACES, Summary, check_one_device
 from vitrail.bench.report import Chart, Row
-from vitrail.bench.statistics import mean_difference, mean_interval, share_interval, verdict
+from vitrail.bench.statistics import mean_interval, share_interval, verdict
 from vitrail.configuration import check_seed
 from vitrail.errors import UserError
 from vitrail.run.evaluate import EvaluationReport, evaluate_checkpoint
@@ -47,7 +48,7 @@ class AccuracyBench:
     keys = ("evaluated_with", "trained_with", "seed")
     columns = (
         "accuracy_percent", "loss", "drift_relative", "changed_predictions", "train_s",
-        "to_target_s", "images_per_second",
+        "to_target_s", "images_per_second", "peak_mib",
     )  # fmt: skip
 
     def __post_init__(self):
@@ -76,28 +77,23 @@ class AccuracyBench:
     def measure(self, cell: str) -> list[Row]:
         """A row a backend that evaluates: as trained first."""
         *_, name, _, seed = cell.replace(",", "").split()
-        keys = {"trained_with": name, "seed": int(seed)}
-        try:
-            result = self._train(name, int(seed))
-            first = evaluate_checkpoint(result.best)
-        except (Refused, FailedGate) as refused:
-            return [{"evaluated_with": name, **keys, "refused": str(refused)}]
-        trained = {
-            "train_s": result.metrics.get("train/seconds"),
-            "to_target_s": self._to_target_s(result),
-            "best_val_accuracy": result.metrics.get("val/acc"),
-            "best_epoch": first.epoch + 1,
-            "images_per_second": result.metrics.get("train/images_per_second"),
-        }
-        rows = [{"evaluated_with": name, **keys, **_answer(first), **trained, "refused": ""}]
-        for other in (other for other in backends.names() if other != name):
-            row = {"evaluated_with": other, **keys}
+        keys, rows, first = {"trained_with": name, "seed": int(seed)}, [], None
+        for other in (name, *(other for other in backends.names() if other != name)):
             try:
-                told = evaluate_checkpoint(result.best, backend=other)
+                if first is None:
+                    result = self._train(name, int(seed))
+                    first = report = evaluate_checkpoint(result.best)
+                    figures = self._training_figures(result, report)
+                else:
+                    report = evaluate_checkpoint(result.best, backend=other)
+                    figures = _drift(report, first)
             except (Refused, FailedGate) as refused:
-                rows.append(row | {"refused": str(refused)})
+                rows.append({"evaluated_with": other, **keys, "refused": str(refused)})
+                if first is None:
+                    break
             else:
-                rows.append(row | _answer(told) | _drift(told, first) | {"refused": ""})
+                figures = {**_answer(report), **figures, "refused": ""}
+                rows.append({"evaluated_with": other, **keys, **figures})
         return rows
 
     def summary(self, rows: pd.DataFrame) -> Summary:
@@ -106,19 +102,17 @@ class AccuracyBench:
         runs = dict(list(own.groupby("trained_with", sort=False)))
         baseline = self.baseline if self.baseline in runs else next(iter(runs), None)
         table = pd.DataFrame([_compared(name, runs, baseline) for name in runs])
-        return Summary(
-            {"Accuracy over seeds": table},
-            [
-                Chart(f"Accuracy and {words}", table, x, "accuracy_percent", "trained_with")
-                for words, x in (("speed", "images_per_second"), ("time", "train_s"))
-            ],
-        )
+        charts = [
+            Chart(f"Accuracy and {words}", table, x, "accuracy_percent", "ran", size="peak_mib")
+            for words, x in (("speed", "images_per_second"), ("time", "train_s"))
+        ]
+        return {"Accuracy over seeds": table}, charts
 
     def _train(self, backend: str, seed: int) -> TrainingResult:
         folder = self.folder / "runs" / f"{backend}-seed{seed}"
         config = self.config.copy()
         OmegaConf.set_struct(config, False)
-        for key in OF_BENCH:
+        for key in ("bench", *PLACES):  # what train.py does not know
             config.pop(key, None)
         # What else follows from them in the YAML, named: a config that was read again is resolved.
         own = {"backend": backend, "model.backend": backend, "seed": seed, "data.seed": seed}
@@ -130,16 +124,27 @@ class AccuracyBench:
             config.ckpt_path = str(last)
         elif folder.exists():
             shutil.rmtree(folder)  # of a run that came to no checkpoint
+        reset_peak()
         return train(config, folder)
 
-    def _to_target_s(self, result: TrainingResult) -> float | None:
-        """Seconds of training until the accuracy on val was the target, None where it never was."""
-        metrics = read_metrics(result.folder / "metrics.csv")
-        if not {"val/acc", "train/seconds"} <= {*metrics}:
-            return None
-        by_step = metrics.groupby("step")[["val/acc", "train/seconds"]].max()
+    def _training_figures(self, result: TrainingResult, report: EvaluationReport) -> Row:
+        """to_target_s: of training until the accuracy on val was the target, None if it never was.
+
+        peak_mib: of the whole process, on CUDA of what torch allocated.
+        """
+        columns = ["step", "val/acc", "train/seconds", "train/peak_mib"]
+        metrics = read_metrics(result.folder / "metrics.csv").reindex(columns=columns)
+        by_step = metrics.groupby("step").max()
         seconds = by_step["train/seconds"][by_step["val/acc"] >= self.target].min()
-        return None if pd.isna(seconds) else float(seconds)
+        peak = metrics["train/peak_mib"].max()
+        return {
+            "train_s": result.metrics.get("train/seconds"),
+            "to_target_s": None if pd.isna(seconds) else float(seconds),
+            "best_val_accuracy": result.metrics.get("val/acc"),
+            "best_epoch": report.epoch + 1,
+            "images_per_second": result.metrics.get("train/images_per_second"),
+            "peak_mib": None if pd.isna(peak) else float(peak),
+        }
 
 
 def _answer(report: EvaluationReport) -> Row:
@@ -150,7 +155,7 @@ def _answer(report: EvaluationReport) -> Row:
         "layers": " + ".join(used),
         "split": report.split,
         "images": report.count,
-        **share.columns("accuracy_percent", 100.0),
+        **share.scaled(100).columns("accuracy_percent"),
         "loss": report.loss,
     }
 
@@ -171,7 +176,7 @@ def _drift(report: EvaluationReport, first: EvaluationReport) -> Row:
     }
 
 
-def _compared(name: str, runs: dict[str, pd.DataFrame], baseline: str) -> Row:
+def _compared(name: str, runs: Mapping[str, pd.DataFrame], baseline: str) -> Row:
     """One backend's row of the summary.
 
     Images are the same for every seed, so no number of seeds makes an interval narrower than they
@@ -179,20 +184,21 @@ def _compared(name: str, runs: dict[str, pd.DataFrame], baseline: str) -> Row:
     """
     own = runs[name]
     accuracy, images = own.accuracy_percent.astype(float), int(own.images.iloc[0])
-    error = _error_percent(accuracy, images)
-    row = {"trained_with": name, "seeds": len(own), "images": images, "baseline": baseline}
+    layers = " / ".join(own.layers.unique())
+    row = {"trained_with": name, "ran": name if layers == name else f"{name}: {layers}"}
+    row |= {"seeds": len(own), "images": images, "baseline": baseline}
     row |= own.filter(regex="^accuracy_percent").iloc[0].to_dict()  # of one seed
     if len(own) > 1:
-        mean = mean_interval(accuracy.tolist(), min_error=error)
+        mean, _ = mean_interval(accuracy.tolist(), min_error=_error_percent(accuracy, images))
         within = replace(mean, low=max(0.0, mean.low), high=min(100.0, mean.high))
         row |= within.columns("accuracy_percent")
-    row |= own[["train_s", "to_target_s", "images_per_second"]].mean(skipna=False).to_dict()
+    figures = ["train_s", "to_target_s", "images_per_second", "peak_mib"]
+    row |= own.reindex(columns=figures).mean(skipna=False).to_dict()
     other = runs[baseline].accuracy_percent.astype(float)
     pairs = (accuracy - other).dropna()
     if name != baseline and len(pairs) > 1:
-        both = pd.concat([accuracy, other])
-        error = sqrt(2 / len(pairs)) * _error_percent(both, images)
-        interval, detectable = mean_difference(pairs.tolist(), min_error=error)
+        error = sqrt(2 / len(pairs)) * _error_percent(pd.concat([accuracy, other]), images)
+        interval, detectable = mean_interval(pairs.tolist(), min_error=error)
         row |= {**interval.columns("difference_points"), "detectable_difference_points": detectable}
         row["verdict"] = verdict(interval, "lower", "higher", even=0.0)
     return row

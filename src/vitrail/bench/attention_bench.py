@@ -6,11 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
+from typing import Any
 
 import pandas as pd
 import torch
 import torch.compiler.config
-from hydra.utils import instantiate
+from hydra import compose
 from omegaconf import DictConfig
 
 from vitrail.attention import backends
@@ -20,14 +21,14 @@ from vitrail.attention.patterns.full import Full
 from vitrail.attention.selection import tune
 from vitrail.attention.selection.gate import Exact, FailedGate, measure_error
 from vitrail.attention.selection.sample import Sample
-from vitrail.bench.attention_call import AttentionCall, Shape, function_of, load
+from vitrail.bench.attention_call import AttentionCall, function_of, load, read_shape
 from vitrail.bench.device import RESOLUTION_MIB, matmul_peak, peak_mib
-from vitrail.bench.harness import Summary, TimedBench, check_names, choice
+from vitrail.bench.harness import Summary, TimedBench
 from vitrail.bench.report import Chart, Row
 from vitrail.bench.statistics import exponent
 from vitrail.errors import UserError
 from vitrail.model import ViT
-from vitrail.run.plan import build_network, device_of
+from vitrail.run.plan import build, build_network, device_of
 from vitrail.tracking.kernel_watch import ATTENTION, broken_promises, quiet_profile
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -39,8 +40,8 @@ MASKS = {
 }
 PASSES = {"forward": False, "forward+backward": True}
 COMPILED = "Torch-Compiled Region"  # how the profiler's name of what torch compiled begins
-# What the lines of a chart over the number of tokens have in common.
 FIGURES = {"time": "time_ms", "peak": "peak_mib"}  # that grow with the number of tokens
+# What the lines of a chart over the number of tokens have in common.
 SERIES = ["pass", "batch", "heads", "width", "mask", "pattern", "compiled", "device"]
 
 
@@ -73,8 +74,6 @@ class AttentionBench(TimedBench):
 
     def __post_init__(self):
         super().__post_init__()
-        check_names(backends=self.backends, shapes=self.shapes, patterns=self.patterns)
-        check_names(dtypes=self.dtypes, masks=self.masks)
         for name, known in {"dtypes": DTYPES, "masks": MASKS}.items():
             for value in getattr(self, name):
                 if value not in known:
@@ -107,58 +106,52 @@ class AttentionBench(TimedBench):
             if part.tokens.nunique() < 2:
                 continue
             words = dict(zip(SERIES, series, strict=True))
-            title = "{pass}, ({batch}, {heads}, N, {width})".format(**words)
-            title += (
-                f", mask {words['mask']}, {words['pattern']}" + ", compiled" * words["compiled"]
-            )
+            title = "{pass}, ({batch}, {heads}, N, {width}), mask {mask}, {pattern}"
+            title = title.format(**words) + ", compiled" * words["compiled"]
             for name, column in FIGURES.items():
                 chart = f"{name} of {title}"
                 charts.append(Chart(chart, part, "tokens", column, "line", log=True))
             for line, own in part.groupby("line", sort=False):
                 row = {"backend, dtype": line, **words}
                 for name, column in FIGURES.items():
-                    there = own.dropna(subset=[column])
-                    if power := exponent(there.tokens.astype(float), there[column].astype(float)):
+                    there = own.dropna(subset=[column]).astype({"tokens": float, column: float})
+                    if power := exponent(there.tokens, there[column]):
                         row |= power.columns(f"{name}_exponent")
                 growth += [row] * ("time_exponent" in row)
-        return Summary({"Growth: figure = c * tokens ** exponent": pd.DataFrame(growth)}, charts)
+        return {"Growth: figure = c * tokens ** exponent": pd.DataFrame(growth)}, charts
 
     @cached_property
     def _cells(self) -> dict[str, tuple[Row, AttentionCall]]:
         """The calls by title, each with the columns that tell it from others."""
-        device = device_of(self.config.trainer.accelerator).type
-        shapes = (
-            [shape_of_model(self.config)]
-            if self.shapes is None
-            else [*map(Shape.read, self.shapes)]
-        )
-        cells = {}
+        own = self.shapes is None
+        shapes = [shape_of_model(self.config)] if own else [*map(read_shape, self.shapes)]
+        device, cells = device_of(self.config.trainer.accelerator).type, {}
         for shape, dtype, mask, pattern in product(
             shapes, self.dtypes, self.masks, self._patterns()
         ):
-            if pattern != Full() and not shape.map:
+            how = {"dtype": DTYPES[dtype], "pattern": pattern, "device": device, **MASKS[mask]}
+            call = AttentionCall(**shape, **how)
+            if pattern != Full() and not call.map:
                 raise UserError(
-                    f"{pattern} needs a map, and bench.shapes has {shape.grid.tokens} tokens "
+                    f"{pattern} needs a map, and bench.shapes has {call.grid.tokens} tokens "
                     "without one; write them as [rows, cols]"
                 )
-            call = AttentionCall(
-                shape=shape, dtype=DTYPES[dtype], pattern=pattern, device=device, **MASKS[mask]
-            )
             words = {
-                "batch": shape.batch, "heads": shape.heads, "tokens": shape.grid.tokens,
-                "width": shape.width, "map": shape.map, "dtype": dtype, "mask": mask,
+                "batch": call.batch, "heads": call.heads, "tokens": call.grid.tokens,
+                "width": call.width, "map": call.map, "dtype": dtype, "mask": mask,
                 "pattern": str(pattern), "compiled": self.config.compile, "device": device,
             }  # fmt: skip
-            cells[f"{shape}, {dtype}, mask {mask}, {pattern}"] = words, call
+            cells[f"{call.shape}, {dtype}, mask {mask}, {pattern}"] = words, call
         return cells
 
     def _patterns(self) -> list[Pattern]:
         """Each pattern once; of a plan of several layers, each layer's."""
-        nodes = [self.config.pattern] if self.patterns is None else self.patterns
         found = []
-        for node in nodes:
-            node = choice("pattern", node) if isinstance(node, str) else node
-            pattern = node if isinstance(node, Pattern) else instantiate(node, _convert_="all")
+        for node in [self.config.pattern] if self.patterns is None else self.patterns:
+            chosen = (
+                compose("train", [f"pattern={node}"]).pattern if isinstance(node, str) else node
+            )
+            pattern = chosen if isinstance(chosen, Pattern) else build(chosen)
             found += pattern if isinstance(pattern, list) else [pattern]
         return list(dict.fromkeys(found))
 
@@ -175,13 +168,11 @@ class AttentionBench(TimedBench):
         rows = []
         for name, row in self.rows_of(times, "time_ms").items():
             speed = call.operations / times[name].median
-            rows.append(
-                {"backend": name, **row, **figures[name]}
-                | {"gflops_per_s": speed / 1e9, "matmul_gflops_per_s": peak / 1e9}
-                | {"matmul_dtype": dtype, "matmul_percent": 100 * speed / peak}
-                | {"auto": name == auto, "refused": ""}
-            )
-        return rows + [{"backend": name, "refused": why} for name, why in refused.items()]
+            row |= {"gflops_per_s": speed / 1e9, "matmul_gflops_per_s": peak / 1e9}
+            row |= {"matmul_dtype": dtype, "matmul_percent": 100 * speed / peak}
+            rows.append({"backend": name, **row, **figures[name], "auto": name == auto})
+        refusals = [{"backend": name, "refused": why} for name, why in refused.items()]
+        return [{"refused": "", **row} for row in rows + refusals]
 
     def _prepared(
         self, name: str, call: AttentionCall, sample: Sample, exact: Callable[[Request], Exact]
@@ -196,15 +187,13 @@ class AttentionBench(TimedBench):
                 raise Refused(f"cannot {' or '.join(lacks)}")
         compiled = self.config.compile
         backend = load(name, compiled)
-        # Memory comes first: on a CPU it is found in another process, which is what dies of too
-        # much.
+        # First, since on a CPU it is another process that dies of too much.
         peak = peak_mib(function_of, call, name, compiled, device=call.device)
         results = [measure_error(backend, exact(request)) for request in call.requests]
         for result in results:
             if not result.passed:
                 raise FailedGate(f"fails the gate: {result}")
-        function = call.function(backend, sample)
-        start = self.clock(call.device)
+        function, start = call.function(backend, sample), self.clock(call.device)
         # What was compiled before, in this process or in another, makes the first call no shorter.
         with warnings.catch_warnings(), torch.compiler.config.patch(force_disable_caches=True):
             warnings.filterwarnings("ignore", "dynamo_pgo force disabled", UserWarning)
@@ -218,18 +207,18 @@ class AttentionBench(TimedBench):
             promise = backend.kernels(request, compiled=compiled)
             if broken := broken_promises({name: promise}, seen):
                 raise Refused("; ".join(broken))
-        graphs = {event for event in seen if event.startswith(COMPILED)}
+        kernels = [e for e in seen if e.startswith(COMPILED) or ATTENTION.search(e)]
         return function, {
             "peak_mib": peak,
             "max_error": max(max(result.largest.values()) for result in results),
             "relative_error": max(max(result.relative.values()) for result in results),
-            "kernels": ", ".join(sorted(graphs | {e for e in seen if ATTENTION.search(e)})),
+            "kernels": ", ".join(sorted(kernels)),
             "first_call_s": first_call_s,
         }
 
 
-def shape_of_model(config: DictConfig) -> Shape:
-    """That of the first layer of `config.model` on a batch of `config.data`."""
+def shape_of_model(config: DictConfig) -> dict[str, Any]:
+    """See `read_shape`; that of the first layer of `config.model` on a batch of `config.data`."""
     with torch.device("meta"):
         network = build_network(config, config.model.num_classes or 1, pretrained=False)
     if not isinstance(network, ViT):
@@ -237,8 +226,8 @@ def shape_of_model(config: DictConfig) -> Shape:
             f"bench.shapes=null takes a vit model's shape, got {type(network).__name__}; use a vit "
             "model, or name shapes as [[batch, heads, tokens, head width]]"
         )
-    layer = network.blocks[0].attn
-    return Shape(config.data.batch_size, layer.heads, network.grid, layer.width)
+    layer, batch = network.blocks[0].attn, config.data.batch_size
+    return {"batch": batch, "heads": layer.heads, "grid": network.grid, "width": layer.width}
 
 
 def _chosen(call: AttentionCall, refused: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,55 +18,39 @@ from vitrail.errors import UserError
 KINDS_OF_CALLS = 64  # that are compiled before torch gives up, and says so
 
 
-@dataclass(frozen=True)
-class Shape:
-    """(batch, heads, grid.tokens, width); a grid of one row is a number of tokens without a map."""
+def read_shape(given: Sequence[int | Sequence[int]]) -> dict[str, Any]:
+    """batch, heads, grid and width of an `AttentionCall`, of [batch, heads, tokens, width].
+
+    Tokens may be [rows, cols] or [rows, cols, prefix].
+    """
+    match given:
+        case [int(), int(), int(tokens), int()]:
+            sizes, grid = given, [1, tokens]
+        case [int(), int(), [int(), int()] | [int(), int(), int()] as grid, int()]:
+            sizes = [*given[:2], *grid[:2], given[3]]
+        case _:
+            sizes = [0]
+    if min(sizes) < 1:
+        raise UserError(
+            "bench.shapes takes [batch, heads, tokens, head width], tokens as [rows, cols] or "
+            f"[rows, cols, prefix] for a map, got {given}"
+        )
+    return {"batch": given[0], "heads": given[1], "grid": Grid(*grid), "width": given[3]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """What a layer computes between its projections, on tensors (batch, heads, N, width).
+
+    grid: the N tokens; one of a single row is a number of tokens without a map. masks: kinds, as
+    `Request` has them. bias: whether a learned one is added to the scores. backward: with
+    gradients, as in training, or without.
+    """
 
     batch: int
     heads: int
     grid: Grid
     width: int
-
-    @classmethod
-    def read(cls, given: Sequence[int | Sequence[int]]) -> "Shape":
-        """Of [batch, heads, tokens, width]; tokens may be [rows, cols] or [rows, cols, prefix]."""
-        match given:
-            case [int(), int(), int(tokens), int()]:
-                sizes, grid = given, [1, tokens]
-            case [int(), int(), [int(), int()] | [int(), int(), int()] as grid, int()]:
-                sizes = [*given[:2], *grid[:2], given[3]]
-            case _:
-                sizes = [0]
-        if min(sizes) < 1:
-            raise UserError(
-                "bench.shapes takes [batch, heads, tokens, head width], tokens as [rows, cols] or "
-                f"[rows, cols, prefix] for a map, got {given}"
-            )
-        return cls(given[0], given[1], Grid(*grid), given[3])
-
-    @property
-    def map(self) -> str:
-        """`14 x 14`, `14 x 14 + 1` with prefix tokens; empty where there is none."""
-        if self.grid.rows == 1:
-            return ""
-        prefix = f" + {self.grid.prefix}" if self.grid.prefix else ""
-        return f"{self.grid.rows} x {self.grid.cols}{prefix}"
-
-    def __str__(self) -> str:
-        """`(64, 3, 197, 64) on 14 x 14 + 1`."""
-        sizes = f"({self.batch}, {self.heads}, {self.grid.tokens}, {self.width})"
-        return f"{sizes} on {self.map}" if self.map else sizes
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionCall:
-    """What a layer computes between its projections, on tensors (B, h, N, d).
-
-    masks: kinds, as `Request` has them. bias: whether a learned one is added to the scores.
-    backward: with gradients, as in training, or without.
-    """
-
-    shape: Shape
     dtype: torch.dtype
     masks: frozenset[str]
     pattern: Pattern
@@ -73,24 +58,24 @@ class AttentionCall:
     bias: bool = False
     backward: bool = True
 
+    @property
+    def map(self) -> str:
+        """`14 x 14`, `14 x 14 + 1` with prefix tokens; empty where there is none."""
+        prefix = f" + {self.grid.prefix}" if self.grid.prefix else ""
+        return f"{self.grid.rows} x {self.grid.cols}{prefix}" if self.grid.rows > 1 else ""
+
+    @property
+    def shape(self) -> str:
+        """`(64, 3, 197, 64) on 14 x 14 + 1`."""
+        sizes = (self.batch, self.heads, self.grid.tokens, self.width)
+        return f"{sizes} on {self.map}" if self.map else f"{sizes}"
+
     def sample(self) -> Sample:
         """Inputs, equal on every call."""
-        shape = self.shape
-        return Sample.of(
-            Request(
-                device=self.device,
-                dtype=self.dtype,
-                batch=shape.batch,
-                heads=shape.heads,
-                queries=shape.grid.tokens,
-                keys=shape.grid.tokens,
-                width=shape.width,
-                masks=self.masks,
-                bias=self.bias,
-                bias_grad=self.bias and self.backward,
-                backward=self.backward,
-            )
-        )
+        names = ("device", "dtype", "batch", "heads", "width", "masks", "bias", "backward")
+        asked = {name: getattr(self, name) for name in names}
+        tokens = {"queries": self.grid.tokens, "keys": self.grid.tokens}
+        return Sample.of(Request(**asked, **tokens, bias_grad=self.bias and self.backward))
 
     @cached_property
     def requests(self) -> tuple[Request, ...]:
@@ -109,37 +94,34 @@ class AttentionCall:
         4 d for each pair of tokens that the pattern lets see each other, and twice as many for
         gradients. Pairs that masks hide count, and what a kernel computes a second time does not.
         """
-        shape = self.shape
-        pairs = shape.grid.tokens**2
+        pairs = self.grid.tokens**2
         if self.pattern != Full():
-            pairs = int(GridPattern(self.pattern, shape.grid).visible(torch.device("cpu")).sum())
-        return 4 * shape.width * pairs * shape.batch * shape.heads * (3 if self.backward else 1)
+            pairs = int(GridPattern(self.pattern, self.grid).visible(torch.device("cpu")).sum())
+        return 4 * self.width * pairs * self.batch * self.heads * (3 if self.backward else 1)
 
     def function(self, backend: Backend, sample: Sample) -> Callable[[], object]:
         """One call on these inputs, which gives its output, or the gradients where it has any."""
-        if self.backward:
-            return lambda: sample.backward(self._forward(sample, backend))
-        return lambda: self._forward(sample, backend)
 
-    def _forward(self, sample: Sample, backend: Backend) -> Tensor:
-        outs = [
-            backend(c.q, c.k, c.v, mask=c.mask, bias=c.bias, scale=sample.scale, dropout_p=0.0)
-            for c in self._split(sample)
-        ]
-        return self.pattern.join(outs, self.shape.grid)
+        def forward() -> Tensor:
+            outs = [
+                backend(c.q, c.k, c.v, mask=c.mask, bias=c.bias, scale=sample.scale, dropout_p=0.0)
+                for c in self._split(sample)
+            ]
+            return self.pattern.join(outs, self.grid)
+
+        return (lambda: sample.backward(forward())) if self.backward else forward
 
     def _split(self, sample: Sample) -> list[Call]:
         whole = Call(sample.q, sample.k, sample.v, sample.mask, sample.bias)
-        return self.pattern.split(whole, None, self.shape.grid)
+        return self.pattern.split(whole, None, self.grid)
 
 
 class Compiled(Backend):
     """A backend in a graph of torch.compile, as under compile=true; serves what that one serves."""
 
     def __init__(self, backend: Backend):
-        self.name, self.keeps_scores = backend.name, backend.keeps_scores
-        self.capability, self.refuse = backend.capability, backend.refuse
-        self.variant, self.kernels = backend.variant, backend.kernels
+        for name in ("name", "keeps_scores", "capability", "refuse", "variant", "kernels"):
+            setattr(self, name, getattr(backend, name))
         # With `fullgraph` torch raises where it would otherwise go on uncompiled, and quietly.
         self._graph = torch.compile(backend.__call__, fullgraph=True, dynamic=False)
 

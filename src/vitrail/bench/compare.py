@@ -10,9 +10,9 @@ import pandas as pd
 import yaml
 
 from vitrail.bench.harness import command, console_of, machine
-from vitrail.bench.report import ENDS, Chart, Report, Row, print_table, publish, table_of
-from vitrail.bench.results import RESULTS, flat, read
-from vitrail.bench.statistics import unpaired_ratio, verdict
+from vitrail.bench.report import Chart, Report, Row, print_table, publish, table_of
+from vitrail.bench.results import RESULTS, differing, read
+from vitrail.bench.statistics import BAND, ENDS, unpaired_ratio, verdict
 from vitrail.errors import UserError
 from vitrail.tracking.metrics_csv import read_metrics
 
@@ -43,65 +43,61 @@ def compare(patterns: str | Sequence[str], run_dir: Path, overrides: Sequence[st
     if trained:
         if measured:
             print(f"left out, as a measurement among trainings: {', '.join(map(str, measured))}")
-        report, printed = trainings(trained, command(overrides))
+        report = trainings(trained, command(overrides))
     elif len(measured) > 1:
-        report, printed = measurements(measured, command(overrides))
+        report = measurements(measured, command(overrides))
     else:
         raise UserError(
             f"compare={','.join(map(str, patterns))} finds {len(measured)} measurements and no "
             "training; name two folders of bench.py, or one or more of train.py"
         )
-    main = report.tables[printed]
+    title, main = next(iter(report.tables.items()))
     most = [name for name in main if not name.startswith(("train/", "val/", "lr"))]
-    print_table(console_of(), printed, main[most])
+    print_table(console_of(), title, main[most])
     publish(run_dir, report)
 
 
-def measurements(folders: Sequence[Path], line: str) -> tuple[Report, str]:
+def measurements(folders: Sequence[Path], line: str) -> Report:
     """Every figure of each folder beside that of the first; rows are matched by their keys.
 
     Times are compared by their rounds, which were not taken in turn: the interval is that of the
-    rounds' spread alone. Returns the report and the title of its main table.
+    rounds' spread alone.
     """
     subjects, parts = zip(*map(read, folders), strict=True)
     kinds = {subject.bench: folder for subject, folder in zip(subjects, folders, strict=True)}
     if len(kinds) > 1:
         held = " and ".join(f"bench={kind} in {folder}" for kind, folder in kinds.items())
         raise UserError(f"compare takes measurements of one kind, got {held}")
-    first, names = subjects[0], _names(folders)
+    names, keys = _names(folders), subjects[0].keys
     # A key that is one thing in all rows of each folder, and another in another, such as the
     # device, is what is compared.
-    values = {key: [{row.get(key) for row in rows} for rows in parts] for key in first.keys}
-    keys = [key for key, sets in values.items() if not _tells_apart(sets)]
-    base = {_key(row, keys): row for row in parts[0]}
+    values = {key: [{row.get(key) for row in rows} for rows in parts] for key in keys}
+    shared = [k for k, v in values.items() if len(set().union(*v)) == 1 or max(map(len, v)) > 1]
+    first, *others = (_figures(rows, shared, skip=(*keys, *COUNTS)) for rows in parts)
     rows = [
-        {**{key: row.get(key) for key in keys}, "folder": name, **figure}
-        for name, part in list(zip(names, parts, strict=True))[1:]
-        for row in part
-        if (before := base.get(_key(row, keys)))
-        for figure in _figures(before, row, names[0], skip=(*first.keys, *COUNTS))
+        _compared(row, name, names[0])
+        for name, other in zip(names[1:], others, strict=True)
+        for row in first.merge(other, on=[*shared, "figure"], suffixes=("_first", "")).to_dict(
+            "records"
+        )
     ]
     if not rows:
         raise UserError(
             f"compare finds no row of {folders[0]} in another folder; measure the same "
-            f"{', '.join(keys)} in all"
+            f"{', '.join(shared)} in all"
         )
-    title, frame = f"Ratios to {names[0]}", table_of(rows)
-    by_name = dict(zip(names, subjects, strict=True))
+    frame, by_name = table_of(rows), dict(zip(names, subjects, strict=True))
     tables = {
-        title: frame,
+        f"Ratios to {names[0]}": frame,
         "Where the environments differ": differing({n: s.environment for n, s in by_name.items()}),
         "Where the configs differ": differing({n: s.settings for n, s in by_name.items()}),
     }
     machines = ". ".join(f"{name}: {machine(s.environment)}" for name, s in by_name.items())
-    return Report(f"bench={first.bench}: {', '.join(names)}", machines, line, frame, tables), title
+    return Report(f"bench={subjects[0].bench}: {', '.join(names)}", machines, line, frame, tables)
 
 
-def trainings(folders: Sequence[Path], line: str) -> tuple[Report, str]:
-    """Curves, final figures, receipts, and where configs differ; a run that was stopped is one too.
-
-    Returns the report and the title of its main table.
-    """
+def trainings(folders: Sequence[Path], line: str) -> Report:
+    """Final figures, curves, receipts, and where configs differ, also of a run that was stopped."""
     names = _names(folders)
     configs, receipts, parts = {}, {}, []
     for name, folder in zip(names, folders, strict=True):
@@ -115,18 +111,18 @@ def trainings(folders: Sequence[Path], line: str) -> tuple[Report, str]:
     if 0 < len(settings) <= FEW:
         beside = settings.set_index("key").T.rename_axis("run").reset_index()
         figures = beside.merge(figures, "right")
-    environments = {name: receipt["environment"] for name, receipt in receipts.items()}
     tables = {
         "Final figures": figures,
         "Where the configs differ": settings,
         "Receipts": _layers(receipts),
-        "Where the environments differ": differing(environments),
+        "Where the environments differ": differing(
+            {name: receipt["environment"] for name, receipt in receipts.items()}
+        ),
     }
     title = f"{len(folders)} training runs" if len(folders) > 1 else "One training run"
     above = commonpath([folder.parent for folder in folders])
     details = {f"Config of {names[0]}": configs[names[0]]}
-    report = Report(title, above, line, figures, tables, curves(metrics), details)
-    return report, "Final figures"
+    return Report(title, above, line, figures, tables, curves(metrics), details)
 
 
 def curves(metrics: pd.DataFrame) -> list[Chart]:
@@ -134,7 +130,6 @@ def curves(metrics: pd.DataFrame) -> list[Chart]:
 
     Accuracies come first, over the seconds of training.
     """
-    names = [name for name in metrics if name not in ("step", "run", "epoch", SECONDS)]
     charts = []
     if SECONDS in metrics:
         by_step = metrics.groupby(["run", "step"], sort=False).max().reset_index()
@@ -144,21 +139,12 @@ def curves(metrics: pd.DataFrame) -> list[Chart]:
             for name in ("val/acc", "train/acc")
             if name in by_step and by_step[name].notna().sum() > 1
         ]
-    for name in names:
-        part = metrics.dropna(subset=[name])
-        runs = [run for _, run in part.groupby("run", sort=False)]
+    for name in metrics.columns.drop(["step", "run", "epoch", SECONDS], errors="ignore"):
+        runs = [run for _, run in metrics.dropna(subset=[name]).groupby("run", sort=False)]
         if max(map(len, runs), default=0) > 1:
             thin = pd.concat(run.iloc[:: -(-len(run) // MOST_POINTS)] for run in runs)
             charts.append(Chart(name, thin, "step", name, "run"))
     return charts
-
-
-def differing(trees: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """One row for each dotted key whose leaves differ between the named trees: a column a tree."""
-    leaves = {name: flat(tree) for name, tree in trees.items()}
-    frame = pd.DataFrame({n: {k: str(v) for k, v in tree.items()} for n, tree in leaves.items()})
-    frame = frame[frame.nunique(axis=1, dropna=False) > 1]
-    return frame.rename_axis("key").reset_index()
 
 
 def _final(metrics: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -167,10 +153,9 @@ def _final(metrics: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     last = runs.last().reindex(names)  # of each column the last that is there
     trained = metrics[metrics.filter(like="train/").notna().any(axis=1)]
     last["steps"] = trained.groupby("run")["step"].max() + 1
-    if "val/acc" in metrics:
-        last["best val/acc"] = runs["val/acc"].max()
-    if SPEED in metrics:
-        last[SPEED] = runs[SPEED].median()
+    for name, column, how in (("best val/acc", "val/acc", "max"), (SPEED, SPEED, "median")):
+        if column in metrics:
+            last[name] = runs[column].agg(how)
     first = sorted(last, key=lambda name: not name.startswith(("test/", "best ", SPEED, SECONDS)))
     return last[first].drop(columns=["step", "epoch"], errors="ignore").reset_index()
 
@@ -182,37 +167,29 @@ def _layers(receipts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
         seen = receipt.get("kernels") or {"forward": (), "backward": ()}
         whole = {"run": run, "kernels": ", ".join([*seen["forward"], *seen["backward"]])}
         whole |= {key: str(receipt.get(key)) for key in ("precision", "compiled")}
-        rows += [
-            whole | {key: str(layer.get(key)) for key in RECEIPT}
-            for layer in receipt["layers"].values()
-        ]
+        layers = receipt["layers"].values()
+        rows += [whole | {key: str(layer.get(key)) for key in RECEIPT} for layer in layers]
     return pd.DataFrame(rows).value_counts(sort=False).rename("layers").reset_index()
 
 
-def _figures(before: Row, row: Row, first: str, *, skip: Sequence[str]) -> list[Row]:
-    """Both values of each figure that two rows have, their ratio, and for times the verdict."""
-    ends = tuple(end for pair in ENDS for end in pair)
-    found = []
-    for column in (name for name in row if name not in skip and not name.endswith(ends)):
-        one, other = row[column], before.get(column)
-        if not {type(one), type(other)} <= {int, float}:
-            continue
-        figure = {"figure": column, first: other, "value": one}
-        figure["ratio"] = one / other if other else None
-        if column in TIMES and min(len(row["rounds_ms"]), len(before["rounds_ms"])) > 1:
-            ratio = unpaired_ratio(row["rounds_ms"], before["rounds_ms"])
-            figure |= ratio.columns("ratio")
-            figure["verdict"] = verdict(ratio, "faster", "slower", even=1.0)
-        found.append(figure)
-    return found
+def _figures(rows: Sequence[Row], keys: Sequence[str], skip: Sequence[str]) -> pd.DataFrame:
+    """A row a figure: keys, rounds_ms, the figure's name and its value."""
+    frame = pd.DataFrame(rows).convert_dtypes()
+    numbers = frame.select_dtypes("number").columns.difference(skip, sort=False)
+    figures = [name for name in numbers if not name.endswith((*BAND, *ENDS))]
+    frame = frame.reindex(columns=[*keys, "rounds_ms", *figures])
+    return frame.melt([*keys, "rounds_ms"], var_name="figure").dropna(subset="value")
 
 
-def _key(row: Row, keys: Sequence[str]) -> tuple:
-    return tuple(row.get(key) for key in keys)
-
-
-def _tells_apart(sets: Sequence[set]) -> bool:
-    return all(len(one) == 1 for one in sets) and len(set.union(*sets)) > 1
+def _compared(row: dict[str, Any], folder: str, first: str) -> Row:
+    """Both values of a figure, their ratio, and for times its interval and the verdict."""
+    now, before = row.pop("rounds_ms"), row.pop("rounds_ms_first")
+    value, base = row.pop("value"), row.pop("value_first")
+    row |= {"folder": folder, first: base, "value": value, "ratio": value / base if base else None}
+    if row["figure"] in TIMES and min(len(now), len(before)) > 1:
+        ratio = unpaired_ratio(now, before)
+        row |= ratio.columns("ratio") | {"verdict": verdict(ratio, "faster", "slower", even=1.0)}
+    return row
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -229,11 +206,7 @@ def _matches(pattern: Path) -> list[Path]:
 
 def _trainings(folders: Sequence[Path]) -> list[Path]:
     """The folders of training runs among these and below them, each once, in order."""
-    return list(
-        dict.fromkeys(
-            config.parent
-            for folder in folders
-            for config in sorted(folder.rglob("config.yaml"))
-            if any((config.parent / kept).is_file() for kept in ("receipt.json", "metrics.csv"))
-        )
-    )
+    configs = [config for folder in folders for config in sorted(folder.rglob("config.yaml"))]
+    kept = ("receipt.json", "metrics.csv")
+    runs = [one.parent for one in configs if any((one.parent / name).is_file() for name in kept)]
+    return list(dict.fromkeys(runs))

@@ -76,6 +76,12 @@ def peak_mib(build: Build, *arguments: object, device: str) -> float | None:
     return None
 
 
+def reset_peak() -> None:
+    """Let the peak resident set of this process begin anew, where the system can, see proc(5)."""
+    with suppress(OSError):
+        (PROC / "clear_refs").write_text("5")
+
+
 def _cuda_peak(function: Callable[[], object]) -> float:
     try:
         function()
@@ -136,7 +142,7 @@ def _measure(pipe: Connection, threads: int, call: bytes) -> None:
         function()
         if tuned:
             libc.malloc_trim(0)
-        (PROC / "clear_refs").write_text("5")  # VmHWM begins anew, proc(5)
+        reset_peak()
         before = _status_kib("VmRSS")
         function()
     except (RuntimeError, MemoryError) as error:

@@ -3,23 +3,21 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
-from hydra import compose
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from vitrail.attention.selection import stopwatch
 from vitrail.attention.selection.stopwatch import Times
-from vitrail.bench import statistics
-from vitrail.bench.report import ENDS, Chart, Report, Row, print_table, publish, table_of
+from vitrail.bench.report import Chart, Report, Row, print_table, publish, table_of
 from vitrail.bench.results import LOGGER, RESULTS, Results, Subject, lines_of
+from vitrail.bench.statistics import BAND, ENDS, Interval, paired_ratio, verdict
 from vitrail.configuration import read_switches
 from vitrail.errors import UserError
 from vitrail.run.console import next_command
@@ -30,19 +28,12 @@ from vitrail.tracking.loggers import open_loggers
 from vitrail.tracking.wandb_run import WandbRun
 
 PLACES = ("into", "compare", "runs")  # keys that say where results come from and go to
-OF_BENCH = ("bench", *PLACES)  # what train.py does not know
 MIN_ROUNDS = 3
 WIDTH = 140  # columns of a line in a file, which has no edge
 MOST_FIGURES = 100  # rows whose figures stand one by one in the summary of a W&B run
 MOST_ROWS = 10_000  # of a table in W&B, which drops those beyond and does not say so
 
-
-@dataclass(frozen=True)
-class Summary:
-    """What all rows together give: tables by title, and charts."""
-
-    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    charts: Sequence[Chart] = ()
+Summary = tuple[Mapping[str, pd.DataFrame], Sequence[Chart]]  # tables by title, and charts
 
 
 class Measurement(Protocol):
@@ -62,7 +53,7 @@ class Measurement(Protocol):
         """The rows of one cell; what cannot be measured has a reason under `refused`."""
 
     def summary(self, rows: pd.DataFrame) -> Summary:
-        """What the rows with figures say."""
+        """What the rows with figures say together."""
 
 
 def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
@@ -87,18 +78,15 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
     loggers = build(config.logger)
     measurement: Measurement = build(config.bench, _partial_=True)(config=config, folder=folder)
     results = Results(folder, _subject(config, overrides, measurement.keys))
-    cells, console = measurement.cells(), console_of()
-    begun = datetime.now()
+    cells, console, begun = measurement.cells(), console_of(), datetime.now()
     todo = [cell for cell in cells if cell not in results.cells]
     try:
         for number, cell in enumerate(todo):
-            # Drawn between cells alone: a bar that moved by itself would take its time from what
-            # is timed.
-            done = len(cells) - len(todo) + number
-            left = (datetime.now() - begun) / number * (len(todo) - number) if number else None
-            about = "" if left is None else f", about {str(left).partition('.')[0]} left"
-            console.print(ProgressBar(total=len(cells), completed=done, width=24), end=" ")
-            console.print(Text(f"{done} of {len(cells)}{about}; now: {cell}"))
+            # Between cells alone: a bar that moves takes its time from what is timed.
+            left = (datetime.now() - begun) / max(number, 1) * (len(todo) - number)
+            about = f", about {str(left).partition('.')[0]} left" * bool(number)
+            done = f"{len(cells) - len(todo) + number} of {len(cells)}"
+            console.print(Text(f"{done}{about}; now: {cell}"))
             results.add(cell, measurement.measure(cell))
             _show_cell(console, cell, results.cells[cell], measurement)
     except KeyboardInterrupt:
@@ -106,7 +94,7 @@ def measure(config: DictConfig, folder: Path, overrides: Sequence[str]) -> None:
         raise
     if not results.rows:
         raise UserError(f"bench={results.subject.bench} leaves nothing to measure; name more of it")
-    _publish(console, folder, measurement, results, loggers)
+    _publish(measurement, results, loggers)
 
 
 def command(overrides: Sequence[str]) -> str:
@@ -123,6 +111,11 @@ def machine(about: Mapping[str, Any]) -> str:
     if gpu is not None:
         name = " + ".join(card["name"] for card in gpu["cards"])
     return f"{name}, torch {about['packages']['torch']}, vitrail {about['vitrail']}"
+
+
+def console_of() -> Console:
+    """The terminal, or lines of one width for a file."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +138,8 @@ class TimedBench:
             raise UserError(f"bench.rounds must be >= {MIN_ROUNDS}, got {self.rounds}")
         if self.seconds <= 0:
             raise UserError(f"bench.seconds must be > 0, got {self.seconds}")
+        for name in (field.name for field in fields(self) if getattr(self, field.name) == []):
+            raise UserError(f"bench.{name}=[] leaves nothing to measure; name one")
 
     def take_turns(
         self, functions: Mapping[str, Callable[[], object]], device: str
@@ -153,43 +148,32 @@ class TimedBench:
         how = {"rounds": self.rounds, "min_rounds": MIN_ROUNDS, "seconds": self.seconds}
         return stopwatch.interleave(functions, device=device, clock=self.clock, **how)
 
-    def rows_of(self, times: Mapping[str, Times], column: str, steps: int = 1) -> dict[str, Row]:
-        """Milliseconds of each of `steps` in a round, and the comparison; the fastest first."""
+    def rows_of(
+        self, times: Mapping[str, Times], column: str, *, steps: int = 1, images: int | None = None
+    ) -> dict[str, Row]:
+        """Milliseconds of each of `steps` in a round, and the comparison; the fastest first.
+
+        images: in a round, of which a second's are told.
+        """
         rows, scale = {}, 1000 / steps
         order = sorted(times, key=lambda name: times[name].median)
         baseline = self.baseline if self.baseline in times else next(iter(order), None)
         for name in order:
-            (low, high), seconds = times[name].band, times[name].seconds
+            seconds, (low, high) = times[name].seconds, times[name].band
             rows[name] = {
-                column: scale * times[name].median,
-                f"{column}_p10": scale * low,
-                f"{column}_p90": scale * high,
+                **Interval(times[name].median, low, high).scaled(scale).columns(column, BAND),
                 "rounds": len(seconds),
                 "rounds_ms": [scale * second for second in seconds],
                 "baseline": baseline,
             }
+            if images is not None:
+                speed = Interval(1 / times[name].median, 1 / high, 1 / low).scaled(images)
+                rows[name] |= speed.columns("images_per_second", BAND)
             if name != baseline:
-                ratio = statistics.paired_ratio(seconds, times[baseline].seconds)
-                said = statistics.verdict(ratio, "faster", "slower", even=1.0)
+                ratio = paired_ratio(seconds, times[baseline].seconds)
+                said = verdict(ratio, "faster", "slower", even=1.0)
                 rows[name] |= {**ratio.columns("time_ratio"), "verdict": said}
         return rows
-
-
-def speed_columns(times: Times, images: int) -> Row:
-    """Images a second, of so many in a round."""
-    low, high = times.band
-    return {
-        "images_per_second": images / times.median,
-        "images_per_second_p10": images / high,
-        "images_per_second_p90": images / low,
-    }
-
-
-def check_names(**lists: Sequence[object] | None) -> None:
-    """Raise UserError for an empty list under `bench`."""
-    for name, values in lists.items():
-        if values is not None and not values:
-            raise UserError(f"bench.{name}=[] leaves nothing to measure; name one")
 
 
 def check_one_device(config: DictConfig) -> None:
@@ -202,11 +186,6 @@ def check_one_device(config: DictConfig) -> None:
         )
 
 
-def choice(group: str, name: str) -> DictConfig | ListConfig:
-    """What train.py is given by `group=name`; Hydra's own error where there is no such choice."""
-    return compose("train", [f"{group}={name}"])[group]
-
-
 def _continued(config: DictConfig, folder: Path, overrides: Sequence[str]) -> DictConfig:
     """The folder's own config where this command says no more than where that folder is."""
     if config.into is None:
@@ -217,7 +196,7 @@ def _continued(config: DictConfig, folder: Path, overrides: Sequence[str]) -> Di
     asked = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     if not asked <= {*PLACES, LOGGER}:
         return config
-    own = [*PLACES, *([LOGGER] if LOGGER in asked else [])]
+    own = {*PLACES, *asked}
     return OmegaConf.create({**lines[0]["settings"], **{key: config[key] for key in own}})
 
 
@@ -228,11 +207,6 @@ def _subject(config: DictConfig, overrides: Sequence[str], keys: Sequence[str]) 
     kind = config.bench._target_.rpartition(".")[2].removesuffix("Bench").lower()
     started = datetime.now().isoformat(timespec="seconds")
     return Subject(kind, settings, environment.describe(), command(overrides), started, keys)
-
-
-def console_of() -> Console:
-    """The terminal, or lines of one width for a file."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def _show_cell(console: Console, title: str, rows: Sequence[Row], measurement: Measurement) -> None:
@@ -247,31 +221,25 @@ def _show_cell(console: Console, title: str, rows: Sequence[Row], measurement: M
 
 def _shown(frame: pd.DataFrame, measurement: Measurement) -> pd.DataFrame:
     names = [*measurement.keys, *measurement.columns]
-    ends = [name + end for name in names for pair in ENDS for end in pair if name + end in frame]
+    ends = [name + end for name in names for end in (*BAND, *ENDS) if name + end in frame]
     return frame.reindex(columns=[*names, *ends, "refused"])
 
 
-def _publish(
-    console: Console,
-    folder: Path,
-    measurement: Measurement,
-    results: Results,
-    loggers: Mapping[str, Any],
-) -> None:
+def _publish(measurement: Measurement, results: Results, loggers: Mapping[str, Any]) -> None:
     """Files first: they are complete where a logger then fails."""
-    subject, rows = results.subject, table_of(results.rows)
+    folder, subject, rows = results.path.parent, results.subject, table_of(results.rows)
     measured = rows[rows.refused == ""]
-    summary = Summary() if measured.empty else measurement.summary(measured)
-    for title, frame in summary.tables.items():
+    tables, charts = ({}, ()) if measured.empty else measurement.summary(measured)
+    for title, frame in tables.items():
         if not frame.empty:
-            print_table(console, title, frame)
+            print_table(console_of(), title, frame)
     report = Report(
         title=f"bench={subject.bench}",
         subtitle=f"{subject.started.replace('T', ' ')} on {machine(subject.environment)}",
         command=subject.command,
         rows=rows,
-        tables={**summary.tables, "Results": _shown(rows, measurement)},
-        charts=summary.charts,
+        tables={**tables, "Results": _shown(rows, measurement)},
+        charts=charts,
         details={"Environment": subject.environment, "Config": subject.settings},
     )
     pictures = publish(folder, report)

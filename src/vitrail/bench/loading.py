@@ -6,14 +6,13 @@ from functools import cached_property
 
 import pandas as pd
 import torch
-from hydra.utils import instantiate
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets.folder import default_loader
 
-from vitrail.bench.harness import Summary, TimedBench, speed_columns
+from vitrail.bench.harness import Summary, TimedBench
 from vitrail.bench.report import Chart, Row
 from vitrail.data.augment import Augment
 from vitrail.data.batches import Batches
@@ -23,6 +22,7 @@ from vitrail.data.module import ImageData
 from vitrail.data.resize import CenterCrop
 from vitrail.data.scan import check_readable, decode_all
 from vitrail.errors import UserError
+from vitrail.run.plan import build
 
 POLICIES = {"randaugment": transforms.RandAugment, "trivial": transforms.TrivialAugmentWide}
 
@@ -52,18 +52,18 @@ def usual_transform(augment: Augment, data: ImageData, *, sized: bool) -> transf
 
     Of the first transforms, not v2: on small pictures they are the faster ones.
     """
-    size = data.image_size
+    size, steps = data.image_size, []
     if augment.scale is not None:
         steps = [transforms.RandomResizedCrop(size, scale=augment.scale)]
-    elif size[0] == size[1]:
-        steps = [] if sized else [transforms.Resize(size[0]), transforms.CenterCrop(size)]
-    else:
-        steps = [] if sized else [transforms.Resize(size)]
+    elif not sized:
+        square = size[0] == size[1]
+        steps = [transforms.Resize(size[0]), transforms.CenterCrop(size)] if square else []
+        steps = steps or [transforms.Resize(size)]
     if augment.auto is not None:
         steps.append(POLICIES[augment.auto]())
     if augment.crop_padding:
-        padding = {"padding": augment.crop_padding, "padding_mode": augment.padding_mode}
-        steps.append(transforms.RandomCrop(size, **padding))
+        how = {"padding": augment.crop_padding, "padding_mode": augment.padding_mode}
+        steps.append(transforms.RandomCrop(size, **how))
     if augment.flip:
         steps.append(transforms.RandomHorizontalFlip())
     steps += [transforms.ToTensor(), transforms.Normalize(data.mean, data.std)]
@@ -73,16 +73,17 @@ def usual_transform(augment: Augment, data: ImageData, *, sized: bool) -> transf
 
 
 class Epochs:
-    """Called, it takes an epoch of batches from a loader; images: how many the last one had."""
+    """Called, it takes an epoch of batches from a loader."""
 
     def __init__(self, loader: Loader | DataLoader):
-        self.loader, self.images, self._number = loader, 0, 0
+        self.loader, self._number = loader, 0
 
     def __call__(self) -> None:
         if isinstance(self.loader, Loader):
             self.loader.sampler.set_epoch(self._number)
         self._number += 1
-        self.images = sum(len(batch[0]) for batch in self.loader)
+        for _ in self.loader:
+            pass
 
     def end(self) -> None:
         """End the loader's processes; left to Python, each of them would take seconds."""
@@ -108,8 +109,8 @@ class DataBench(TimedBench):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.workers or min(self.workers) < 0:
-            raise UserError(f"bench.workers must name numbers >= 0, got {list(self.workers)}")
+        if min(self.workers) < 0:
+            raise UserError(f"bench.workers must be >= 0, got {list(self.workers)}")
         if self.config.data.resize == "native":
             raise UserError("bench=data takes images of one size, got data.resize=native; use crop")
 
@@ -118,7 +119,7 @@ class DataBench(TimedBench):
 
     def measure(self, cell: str) -> list[Row]:
         """A row a pipeline, the fastest first."""
-        workers, node = int(cell.split()[0]), self.config.data
+        workers, node, images = int(cell.split()[0]), self.config.data, len(self._read[1])
         epochs = {name: Epochs(loader) for name, loader in self.pipelines(workers).items()}
         try:
             times = self.take_turns(epochs, "cpu")
@@ -127,20 +128,19 @@ class DataBench(TimedBench):
                 one.end()
         words = {"dataset": node.dataset._target_.rpartition(".")[2], "workers": workers}
         words |= {"image_size": str(node.image_size), "batch_size": node.batch_size}
+        rows = self.rows_of(times, "epoch_ms", images=images)
         return [
-            {"pipeline": name, **words, "images": epochs[name].images, **row}
-            | speed_columns(times[name], epochs[name].images)
-            | {"refused": ""}
-            for name, row in self.rows_of(times, "epoch_ms").items()
+            {"pipeline": name, **words, "images": images, **row, "refused": ""}
+            for name, row in rows.items()
         ]
 
     def summary(self, rows: pd.DataFrame) -> Summary:
-        return Summary(charts=[Chart("loading", rows, "workers", "images_per_second", "pipeline")])
+        return {}, [Chart("loading", rows, "workers", "images_per_second", "pipeline")]
 
     def pipelines(self, workers: int) -> dict[str, Loader | DataLoader]:
         """Loaders over the same images by name."""
         data, images = self._read
-        augment, fit = instantiate(self.config.data.augment), CenterCrop(data.image_size)
+        augment, fit = build(self.config.data.augment), CenterCrop(data.image_size)
         sized = images.in_memory and images.source.shape[-2:] == data.image_size
         sources = {"vitrail": images}
         if not sized:
@@ -160,8 +160,7 @@ class DataBench(TimedBench):
     @cached_property
     def _read(self) -> tuple[ImageData, Images]:
         """The data and the images that are served: whole batches, evenly spread over training's."""
-        node = self.config.data
-        data: ImageData = instantiate(node, cache=False, check=None, workers=0, _convert_="all")
+        data: ImageData = build(self.config.data, cache=False, check=None, workers=0)
         data.prepare_data()
         every = data.loader("train").batches.images
         images = every[torch.arange(count := min(self.images, len(every))) * len(every) // count]

@@ -15,20 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitrail.bench.statistics import BAND, ENDS
 from vitrail.run.console import shown
 from vitrail.tracking.atomic import replacing, write_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
-ENDS = (("_p10", "_p90"), ("_low", "_high"))  # of a band of times, and of a 95 % interval
 UNITS = {"ms": "ms", "s": "s", "mib": "MiB", "percent": "%", "points": "percentage points"}
 COLOURS = ("#3b82d6", "#e0701f", "#2f9e60", "#c2569b", "#8a6fd1", "#b08a1e", "#2a9aa8", "#c84b4b")
 MARKERS = "osD^vPX*<>"
 MOST_MARKS = 25  # of a line; beyond, they hide it
 MOST_TICKS = 12
+MARK, LARGEST_MARK = 5, 24  # points across
 
 Value = str | int | float | bool | None | list[float]
 # One measurement: units in the names, and the reason in "refused" where there is no figure. The
-# ends of a figure's band or interval stand beside it, see ENDS.
+# ends of a figure's band or interval stand beside it, see BAND and ENDS.
 Row = Mapping[str, Value]
 
 
@@ -36,7 +37,8 @@ Row = Mapping[str, Value]
 class Chart:
     """A line for each value of the column `line`, of `y` over `x`, with the band that `y` has.
 
-    A line of one point is drawn as a point. log: whether both axes are logarithmic.
+    A line of one point is drawn as a point. log: whether both axes are logarithmic. size: the
+    column that a point's area follows, whose value the legend tells.
     """
 
     name: str
@@ -45,11 +47,15 @@ class Chart:
     y: str
     line: str
     log: bool = False
+    size: str | None = None
 
     def points(self) -> pd.DataFrame:
-        """x, y, low, high and line of what can be drawn, along x; bands end at 0."""
-        low, high = next((ends for ends in ENDS if self.y + ends[0] in self.frame), ("", ""))
+        """x, y, low, high, size and line of what can be drawn, along x; bands end at 0."""
+        low, high = next(
+            (ends for ends in (BAND, ENDS) if self.y + ends[0] in self.frame), ("", "")
+        )
         columns = {"x": self.x, "y": self.y, "low": self.y + low, "high": self.y + high}
+        columns |= {"size": self.size} if self.size in self.frame else {}
         points = pd.DataFrame(
             {name: pd.to_numeric(self.frame[of]).astype(float) for name, of in columns.items()}
         ).assign(line=self.frame[self.line].astype(str))
@@ -84,21 +90,15 @@ def publish(folder: Path, report: Report) -> dict[str, Path]:
     Raises OSError, which names the file that cannot be written.
     """
     write_text(folder / "results.csv", report.rows.to_csv(index=False, lineterminator="\n"))
-    charts = {chart.name: chart.points() for chart in report.charts}
-    names = dict.fromkeys(name for points in charts.values() for name in points.line)
-    looks = {
-        name: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-        for i, name in enumerate(names)
-    }
+    drawn = [(chart, points) for chart in report.charts if len(points := chart.points())]
+    names = [*dict.fromkeys(name for _, points in drawn for name in points.line)]
     pictures = {}
-    for chart in report.charts:
-        if charts[chart.name].empty:
-            continue
+    for chart, points in drawn:
         file = re.sub(r"[^\w.-]+", "_", chart.name).strip("_")
         path = folder / "charts" / f"{file}.png"
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as draft:
-            draw(chart, charts[chart.name], looks).savefig(draft, bbox_inches="tight", dpi=150)
+            draw(chart, points, names).savefig(draft, bbox_inches="tight", dpi=150)
         pictures[chart.name] = path
     write_text(folder / "report.html", _page(report, pictures))
     print(f"results: {shown(folder / 'results.csv')}")
@@ -118,7 +118,7 @@ def for_people(frame: pd.DataFrame, *, percentiles: bool = True) -> tuple[str, p
     Headings give units, and bands stand beside their figures. A column without values is left out.
     """
     frame = frame.reset_index(drop=True)
-    ends = {column + end for column in frame for pair in ENDS for end in pair}
+    ends = {column + end for column in frame for end in (*BAND, *ENDS)}
     common, texts = [], {}
     for column in (column for column in frame if column not in ends):
         values = frame[column]
@@ -129,7 +129,7 @@ def for_people(frame: pd.DataFrame, *, percentiles: bool = True) -> tuple[str, p
         if len(frame) > 1 and words.nunique() == 1 and not measured:
             common.append(f"{heading(column)} {words[0]}")
             continue
-        for low, high in ENDS[not percentiles :]:
+        for low, high in (BAND, ENDS) if percentiles else (ENDS,):
             if column + low in frame:
                 band = frame[column + low].map(text) + " – " + frame[column + high].map(text)
                 words = words.where(frame[column + low].isna(), words + " (" + band + ")")
@@ -169,8 +169,8 @@ def text(value: Value) -> str:
     return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
 
 
-def draw(chart: Chart, points: pd.DataFrame, looks: Mapping[str, Mapping[str, str]]):
-    """matplotlib's figure of these points; looks: colour and marker of each line by its name."""
+def draw(chart: Chart, points: pd.DataFrame, names: Sequence[str]):
+    """matplotlib's figure of these points; a line's colour and marker follow its place in names."""
     # Slow to import, and only drawing needs it; no pyplot, whose figures belong to the process.
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -182,8 +182,13 @@ def draw(chart: Chart, points: pd.DataFrame, looks: Mapping[str, Mapping[str, st
         if chart.log:
             axes.set(xscale="log", yscale="log")
         for name, line in points.groupby("line", sort=False):
-            look = looks[name] if len(line) <= MOST_MARKS else {**looks[name], "marker": ""}
-            axes.plot(line.x, line.y, label=name, markersize=5, linewidth=1.6, **look)
+            number, label, mark = names.index(name), name, MARK
+            if "size" in line and pd.notna(size := line["size"].iloc[0]):
+                label += f" ({text(size)} {UNITS.get(chart.size.rpartition('_')[2], '')})"
+                mark = LARGEST_MARK * (size / points["size"].max()) ** 0.5
+            look = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.6, "markersize": mark}
+            marker = MARKERS[number % len(MARKERS)] if len(line) <= MOST_MARKS else ""
+            axes.plot(line.x, line.y, label=label, marker=marker, **look)
             if len(line) > 1:
                 axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.18)
             else:
@@ -197,12 +202,18 @@ def draw(chart: Chart, points: pd.DataFrame, looks: Mapping[str, Mapping[str, st
         axes.set(title=chart.name, xlabel=heading(chart.x), ylabel=heading(chart.y))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.15)
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
+        legend = axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
+        for handle in legend.legend_handles:
+            handle.set_markersize(MARK)
     return figure
 
 
 def _page(report: Report, pictures: Mapping[str, Path]) -> str:
-    parts = ['<div class="charts">', *map(_picture, pictures.items()), "</div>"]
+    parts = ['<div class="charts">']
+    for name, path in pictures.items():
+        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        parts.append(f'<img alt="{escape(name)}" src="{source}">')
+    parts.append("</div>")
     for title, frame in report.tables.items():
         if not frame.empty:
             common, texts = for_people(frame)
@@ -217,9 +228,3 @@ def _page(report: Report, pictures: Mapping[str, Path]) -> str:
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(report.title), subtitle=escape(report.subtitle), body="\n".join(parts)
     )
-
-
-def _picture(item: tuple[str, Path]) -> str:
-    name, path = item
-    source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return f'<img alt="{escape(name)}" src="{source}">'

@@ -1,8 +1,4 @@
-"""results.jsonl: the rows of a measurement, kept cell by cell.
-
-The first line says what is measured, each further one holds a finished cell, so that a measurement
-that was stopped goes on there.
-"""
+"""results.jsonl: what is measured, then a line a finished cell, so that a stopped one goes on."""
 
 import json
 import os
@@ -12,6 +8,8 @@ from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from vitrail.bench.report import Row
 from vitrail.errors import UserError
@@ -42,15 +40,14 @@ class Results:
     """
 
     def __init__(self, folder: Path, subject: Subject):
-        self.path = folder / RESULTS
-        kept = check_subject(folder, subject)
-        self.subject = kept or subject
-        self.cells: dict[str, list[Row]] = {
-            line["cell"]: line["rows"] for line in lines_of(self.path)[1:]
-        }
+        self.path, lines = folder / RESULTS, lines_of(folder / RESULTS)
+        self.subject = Subject(**lines[0]) if lines else subject
+        if lines:
+            _check_same(shown(folder), self.subject, subject)
+        self.cells: dict[str, list[Row]] = {line["cell"]: line["rows"] for line in lines[1:]}
         with naming(self.path), self.path.open("ab") as file:
             file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
-        if kept is None:
+        if not lines:
             self._append(asdict(subject))
 
     @property
@@ -63,8 +60,8 @@ class Results:
         return [row for rows in self.cells.values() for row in rows]
 
     def add(self, cell: str, rows: Sequence[Row]) -> None:
-        """Keep the rows of a finished cell on disk."""
-        self.cells[cell] = [finite(row) for row in rows]
+        """Keep the rows of a finished cell on disk; a figure that is not finite is a reason."""
+        self.cells[cell] = [_finite(row) for row in rows]
         self._append({"cell": cell, "rows": self.cells[cell]})
 
     def _append(self, content: Mapping[str, Any]) -> None:
@@ -74,54 +71,11 @@ class Results:
             os.fsync(file.fileno())
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where two nested mappings differ, by dotted key: the leaf of each, None where it has none."""
-    first, second = flat(one), flat(other)
-    return {
-        key: (first.get(key), second.get(key))
-        for key in dict.fromkeys([*first, *second])
-        if first.get(key) != second.get(key)
-    }
-
-
-def flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by dotted key; a list is a leaf."""
-    leaves = {}
-    for name, value in tree.items():
-        inner = isinstance(value, Mapping) and value
-        leaves |= flat(value, f"{place}{name}.") if inner else {place + name: value}
-    return leaves
-
-
-def finite(row: Row) -> Row:
-    """A row as it is kept: None for a figure that is not finite, and why, if no reason is there."""
-    odd = [name for name, value in row.items() if isinstance(value, float) and not isfinite(value)]
-    if not odd:
-        return dict(row)
-    reason = row["refused"] or "; ".join(f"{name} is {row[name]}" for name in odd)
-    return {**row, **dict.fromkeys(odd), "refused": reason}
-
-
-def check_subject(folder: Path, asked: Subject) -> Subject | None:
-    """What a folder was measured as, None where it holds nothing yet.
-
-    Raises UserError with the first thing that makes another subject of it than what is asked for.
-    """
-    lines = lines_of(folder / RESULTS)
-    if not lines:
-        return None
-    kept, place = Subject(**lines[0]), shown(folder)
-    asked = Subject(**json.loads(json.dumps(asdict(asked))))  # as it would be read again
-    subjects = (
-        {**one.settings, LOGGER: None, "measurement": one.bench, "environment": one.environment}
-        for one in (kept, asked)
-    )
-    for key, (before, now) in differences(*subjects).items():
-        raise UserError(
-            f"{place} was measured with {key}={before}, got {now}; use a new folder, and set both "
-            "side by side with compare="
-        )
-    return kept
+def differing(trees: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """One row for each dotted key whose leaves differ between the named trees: a column a tree."""
+    leaves = {name: pd.json_normalize(dict(tree)).map(str).iloc[0] for name, tree in trees.items()}
+    frame = pd.DataFrame({name: series.to_dict() for name, series in leaves.items()})
+    return frame[frame.nunique(axis=1, dropna=False) > 1].rename_axis("key").reset_index()
 
 
 def read(folder: Path) -> tuple[Subject, list[Row]]:
@@ -141,3 +95,27 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
             way = "delete it, and its cell is measured again" if lines else "use a new folder"
             raise UserError(f"line {number} of {path} is damaged; {way}") from None
     return lines
+
+
+def _check_same(place: str, kept: Subject, asked: Subject) -> None:
+    asked = Subject(**json.loads(json.dumps(asdict(asked))))  # as it would be read again
+    trees = {
+        name: {
+            **one.settings,
+            LOGGER: None,
+            "measurement": one.bench,
+            "environment": one.environment,
+        }
+        for name, one in (("kept", kept), ("asked", asked))
+    }
+    for key, before, now in differing(trees).fillna("None").itertuples(index=False):
+        raise UserError(
+            f"{place} was measured with {key}={before}, got {now}; use a new folder, and set both "
+            "side by side with compare="
+        )
+
+
+def _finite(row: Row) -> Row:
+    odd = [name for name, value in row.items() if isinstance(value, float) and not isfinite(value)]
+    reason = row["refused"] or "; ".join(f"{name} is {row[name]}" for name in odd)
+    return {**row, **dict.fromkeys(odd), "refused": reason}

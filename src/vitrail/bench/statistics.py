@@ -10,20 +10,26 @@ from scipy.stats import mstats
 CONFIDENCE = 0.95
 POWER = 0.8  # the chance at which a true difference counts as detectable
 NO_DIFFERENCE = "no difference shown"
+ENDS = ("_low", "_high")  # of an interval, behind the name of its figure's column
+BAND = ("_p10", "_p90")  # of the rounds
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the ends of its 95 % interval."""
+    """A value and the ends of its 95 % interval, or of the band that its rounds lie in."""
 
     value: float
     low: float
     high: float
 
-    def columns(self, name: str, factor: float = 1.0) -> dict[str, float]:
+    def columns(self, name: str, ends: tuple[str, str] = ENDS) -> dict[str, float]:
         """As columns of a row: `name`, `name_low` and `name_high`."""
-        ends = zip(("", "_low", "_high"), (self.value, self.low, self.high), strict=True)
-        return {name + end: factor * value for end, value in ends}
+        return {name: self.value, name + ends[0]: self.low, name + ends[1]: self.high}
+
+    def scaled(self, factor: float, offset: float = 0.0) -> "Interval":
+        """value * factor + offset; a negative factor swaps the ends."""
+        value, *ends = (factor * end + offset for end in (self.value, self.low, self.high))
+        return Interval(value, *sorted(ends))
 
 
 def verdict(interval: Interval, below: str, above: str, *, even: float) -> str:
@@ -58,23 +64,16 @@ def unpaired_ratio(times: Sequence[float], baseline: Sequence[float]) -> Interva
     return Interval(*map(float, np.exp([one.mean() - other.mean(), ends.low, ends.high])))
 
 
-def mean_interval(values: Sequence[float], *, min_error: float = 0.0) -> Interval:
-    """The mean of two or more values by Student's t; see `mean_difference`."""
-    return mean_difference(values, min_error=min_error)[0]
+def mean_interval(values: Sequence[float], *, min_error: float = 0.0) -> tuple[Interval, float]:
+    """The mean of two or more values by Student's t, and the detectable difference from 0.
 
-
-def mean_difference(
-    differences: Sequence[float], *, min_error: float = 0.0
-) -> tuple[Interval, float]:
-    """The mean of two or more paired differences by Student's t, and the detectable difference.
-
-    The latter is a true difference that the test finds in about 80 % of cases. min_error: a
+    The latter is a true mean that the test tells from 0 in about 80 % of cases. min_error: a
     standard error of the mean that is known from elsewhere; few values may agree by chance, and
     then it stands in their place.
     """
-    mean, error = float(np.mean(differences)), float(stats.sem(differences))
+    mean, error = float(np.mean(values)), float(stats.sem(values))
     ends = (1 + CONFIDENCE) / 2, POWER
-    own = error * stats.t.ppf(ends, len(differences) - 1)
+    own = error * stats.t.ppf(ends, len(values) - 1)
     known = min_error * stats.norm.ppf(ends)
     half, detectable = max(own[0], known[0]), max(own.sum(), known.sum())
     return Interval(mean, mean - float(half), mean + float(half)), float(detectable)
