@@ -67,15 +67,10 @@ def attend_packed(
     width, widest = v.shape[-1], q.shape[-1]
     if width < widest:  # padding by nothing would copy
         v = F.pad(v, (0, widest - width))
-    out = backends.resolve(request, kernel).packed(
-        q,
-        k,
-        v,
-        cu_seqlens=cu_seqlens.to(q.device, torch.int32).contiguous(),
-        max_seqlen=max_seqlen,
-        scale=widest**-0.5 if scale is None else scale,
-        dropout_p=dropout_p,
-    )
+    knobs = {"scale": widest**-0.5 if scale is None else scale, "dropout_p": dropout_p}
+    starts = cu_seqlens.to(q.device, torch.int32).contiguous()
+    kernel = backends.resolve(request, kernel)
+    out = kernel.packed(q, k, v, cu_seqlens=starts, max_seqlen=max_seqlen, **knobs)
     return out[..., :width]
 
 

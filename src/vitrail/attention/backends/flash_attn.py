@@ -10,7 +10,7 @@ repository (hopper/flash_attn_interface.py, flash_api.cpp), and flash-attn-4 4.0
 import importlib
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from types import ModuleType
 
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from vitrail.attention.backends import HALVES, Backend, Capability, Kernels, Request
-from vitrail.attention.backends.sdpa_flash import on_consumer_gpu
+from vitrail.attention.backends import HALVES, Backend, Kernels, Request
+from vitrail.attention.backends.sdpa_flash import ON_CUDA, on_consumer_gpu
 from vitrail.attention.mask import Mask
 
 FORCED = "VITRAIL_FLASH_ATTN"
@@ -95,15 +95,8 @@ GENERATIONS = {one.name: one for one in (FA3, FA4, FA2)}
 class FlashAttn(Backend):
     name = "flash_attn"
     capabilities = {
-        "cuda": Capability(
-            dtypes=HALVES,
-            masks=frozenset({"padding"}),
-            bias=False,
-            max_width=256,
-            multiple_of=dict.fromkeys(HALVES, 8),
-            compute=(8, 0),
-            packed=True,
-            deterministic=False,
+        "cuda": replace(
+            ON_CUDA, masks=frozenset({"padding"}), multiple_of=dict.fromkeys(HALVES, 8)
         ),
     }
 

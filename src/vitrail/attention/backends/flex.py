@@ -69,15 +69,10 @@ class Flex(Backend):
             tensors = {"valid": mask.valid, "allowed": mask.allowed}
             mask = replace(mask, **{n: _in_memory(t) for n, t in tensors.items() if t is not None})
             bias = None if bias is None else _in_memory(bias)
+        added = None if bias is None else _adding(bias)
+        blocks = block_mask(mask, q.shape[-2], k.shape[-2], q.device, cached=not traced)
         with backends.without_autocast(q.device.type):
-            return kernel(
-                q,
-                k,
-                v,
-                score_mod=None if bias is None else _adding(bias),
-                block_mask=block_mask(mask, q.shape[-2], k.shape[-2], q.device, cached=not traced),
-                scale=scale,
-            )
+            return kernel(q, k, v, score_mod=added, block_mask=blocks, scale=scale)
 
 
 def how_much(visible: Tensor) -> Tensor:

@@ -12,6 +12,17 @@ from torch.nn.attention import SDPBackend
 from vitrail.attention.backends import HALVES, Capability, Kernels, Request
 from vitrail.attention.backends.sdpa import Sdpa, pinned_to
 
+# What every FlashAttention can do.
+ON_CUDA = Capability(
+    dtypes=HALVES,
+    masks=frozenset(),
+    bias=False,
+    max_width=256,
+    compute=(8, 0),
+    packed=True,
+    deterministic=False,
+)
+
 
 class SdpaFlash(Sdpa):
     name = "sdpa_flash"
@@ -19,15 +30,7 @@ class SdpaFlash(Sdpa):
     pinned = SDPBackend.FLASH_ATTENTION
     capabilities = {
         "cpu": Capability(dropout=False, bias_grad=False),
-        "cuda": Capability(
-            dtypes=HALVES,
-            masks=frozenset(),
-            bias=False,
-            max_width=256,
-            compute=(8, 0),
-            packed=True,
-            deterministic=False,
-        ),
+        "cuda": ON_CUDA,
     }
 
     def refuse(self, request: Request) -> list[str]:
@@ -51,18 +54,9 @@ class SdpaFlash(Sdpa):
         width = q.shape[-1]
         if width % 8:
             q, k, v = (F.pad(tensor, (0, -width % 8)) for tensor in (q, k, v))
+        lengths, causal, debug = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), False, False
         out, *_ = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            cu_seqlens,
-            cu_seqlens,
-            max_seqlen,
-            max_seqlen,
-            dropout_p,
-            False,  # causal
-            False,  # return_debug_mask
-            scale=scale,
+            q, k, v, *lengths, dropout_p, causal, debug, scale=scale
         )
         return out[..., :width]
 

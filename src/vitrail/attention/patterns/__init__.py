@@ -108,13 +108,9 @@ class Regrouped(Pattern):
         else:
             shared = None if tile_bias is None else tile_bias[:, :, grid.prefix :]
             bias = added(self._among(whole.bias, whole, grid), shared)
-        return Call(
-            q=self.queries(whole.q[:, :, grid.prefix :], grid).flatten(0, 1),
-            k=self._seen(whole.k, grid),
-            v=self._seen(whole.v, grid),
-            mask=Mask(valid=self._padding(whole, grid), allowed=self._allowed(whole, grid)),
-            bias=bias,
-        )
+        q = self.queries(whole.q[:, :, grid.prefix :], grid).flatten(0, 1)
+        mask = Mask(valid=self._padding(whole, grid), allowed=self._allowed(whole, grid))
+        return Call(q, self._seen(whole.k, grid), self._seen(whole.v, grid), mask, bias)
 
     def _prefix(self, whole: Call, tile_bias: Tensor | None, grid: Grid) -> Call:
         """The prefix tokens look at everyone, each at its place in its own tile."""
@@ -125,13 +121,9 @@ class Regrouped(Pattern):
             keys = torch.cat([own, prefix + row * self.tile(grid).cols + col])  # (N,)
             tile_bias = tile_bias[:, :, :prefix, keys]
         allowed = None if allowed is None else allowed[:, :, :prefix]
-        return Call(
-            q=whole.q[:, :, :prefix],
-            k=whole.k,
-            v=whole.v,
-            mask=replace(whole.mask, allowed=allowed),
-            bias=added(None if bias is None else bias[:, :, :prefix], tile_bias),
-        )
+        bias = added(None if bias is None else bias[:, :, :prefix], tile_bias)
+        mask = replace(whole.mask, allowed=allowed)
+        return replace(whole, q=whole.q[:, :, :prefix], mask=mask, bias=bias)
 
     def _seen(self, x: Tensor, grid: Grid) -> Tensor:
         """What each group sees, (B, h, N, d) -> (B * groups, h, prefix + m, d)."""

@@ -6,6 +6,7 @@ All of it is decided on the model on the meta device, before any data is read.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import product
 
 from torch import nn
 
@@ -59,13 +60,11 @@ def plan_layers(
 
     Layers with equal requests are planned once.
     """
-    plan = cache(partial(_plan, rules, network))
-    return {
-        name: replace(
-            plan(requests, rules.saved.get(name)), **_made_of(network.get_submodule(name))
-        )
-        for name, requests in asked.items()
-    }
+    layers, plan = {}, cache(partial(_plan, rules, network))
+    for name, requests in asked.items():
+        made_of = _made_of(network.get_submodule(name))
+        layers[name] = replace(plan(requests, rules.saved.get(name)), **made_of)
+    return layers
 
 
 def _made_of(layer: nn.Module) -> dict[str, str]:
@@ -107,10 +106,9 @@ def _automatic(requests: tuple[Request, ...], rules: Rules, saved: str | None) -
         proofs = _prove(requests, backend, rules)
         return LayerPlan(requests, AUTO, backend, "chosen in training", gate=proofs)
     without = {}
-    for request in requests[1:]:
-        for name in backends.names():
-            if lacks := backends.lacks(name, request):
-                without[name] = f"cannot {' or '.join(lacks)}"
+    for name, request in product(backends.names(), requests[1:]):
+        if lacks := backends.lacks(name, request):
+            without[name] = f"cannot {' or '.join(lacks)}"
     while True:
         choice = tune.choose(requests[0], deterministic=rules.deterministic, without=without)
         backend = backends.load(choice.name)
