@@ -53,10 +53,7 @@ def test_one_dtype_and_one_device_for_all_three(backend, k, v):
         ({"mask": torch.ones(1, 1, 15, 15, dtype=torch.bool, device="meta")}, "mask= lies on meta"),
         ({"bias": torch.ones(1, 1, 15, 15, device="meta")}, "bias= lies on meta and q on cpu"),
         ({"scale": float("nan")}, "scale must be a finite number, got nan"),
-        (
-            {"scale": torch.ones(3, 1, 1)},
-            r"scale must be a finite number, got (?s:.*); multiply q by a factor",
-        ),
+        ({"scale": torch.ones(3, 1, 1)}, r"must be a finite number, got (?s:.*); multiply q by a"),
         ({"dropout_p": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         ({"dropout_p": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
@@ -69,10 +66,8 @@ def test_what_is_given_beside_them_must_fit_too(backend, given, message):
 
 @each_backend
 def test_any_layout_in_memory_is_computed(backend):
-    channels_first = torch.randn(2, 3, 8, 15).transpose(-1, -2)
-    assert_near(
-        "output", attend(*[channels_first] * 3, backend=backend), attention(*[channels_first] * 3)
-    )
+    qkv = [torch.randn(2, 3, 8, 15).transpose(-1, -2)] * 3  # channels first
+    assert_near("output", attend(*qkv, backend=backend), attention(*qkv))
 
 
 def test_a_layers_dropout_is_a_share():
@@ -90,15 +85,14 @@ def test_wavelengths_are_spaced_by_a_number_above_zero(kind, temperature):
 
 @pytest.mark.parametrize("layer", [MultiHeadAttention2d, SelfAttention2d])
 def test_heads_that_do_not_divide_the_width_are_refused_when_the_layer_is_built(layer):
-    with pytest.raises(
-        ValueError, match=r"^dim=100 does not split over heads=3; use 2, 4 or 5 heads$"
-    ):
+    with pytest.raises(ValueError, match=r"heads=3; use 2, 4 or 5 heads$"):
         layer(100, 3)
 
 
 @pytest.mark.parametrize(
     "dim, heads, way_out",
     [
+        (100, 3, "^dim=100 does not split over heads=3; use 2, 4 or 5 heads"),
         (192, 5, "use 3, 4 or 6 heads"),
         (64, 0, "use 1, 2 or 4 heads"),
         (64, -2, "use 1, 2 or 4 heads"),

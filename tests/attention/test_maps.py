@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitrail.attention import Grid, MultiHeadAttention2d, SelfAttention2d, patterns
+from vitrail.attention import Grid, SelfAttention2d, patterns
 from vitrail.attention.maps import attention_maps, rollout
 from vitrail.attention.patterns.full import Full
 from vitrail.attention.patterns.window import Window
@@ -15,14 +15,7 @@ from vitrail.model import ViT
 
 from .cases import ON_CPU
 
-SIZES = {
-    "image_size": (24, 40),
-    "patch_size": 8,
-    "dim": 24,
-    "depth": 2,
-    "heads": 3,
-    "num_classes": 5,
-}
+SIZES = {"image_size": (24, 40), "patch_size": 8, "dim": 24, "depth": 2, "heads": 3}
 PATTERNS = [example for name in patterns.names() for example in patterns.load(name).examples()]
 
 each_backend = pytest.mark.parametrize("backend", ON_CPU)
@@ -31,18 +24,18 @@ each_backend = pytest.mark.parametrize("backend", ON_CPU)
 def build(**changes) -> ViT:
     """Weights that all show, whatever they begin as."""
     torch.manual_seed(0)
-    model = ViT(**(SIZES | changes))
+    model = ViT(**SIZES, num_classes=5, **changes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
 
 
-def images(*size: int) -> torch.Tensor:
+def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (24, 40)), generator=torch.Generator().manual_seed(1))
 
 
-def real_pixels() -> torch.Tensor:
+def real_pixels() -> Tensor:
     """The last two columns of patches of one image, and the whole of the other, are padding."""
     valid = torch.ones(2, 24, 40, dtype=torch.bool)
     valid[0, :, 24:] = False
@@ -50,44 +43,37 @@ def real_pixels() -> torch.Tensor:
     return valid
 
 
-def made_of(
-    model: ViT, *inputs: torch.Tensor | None
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """What each attention layer takes v from and makes before `proj`, (B, h, N, d) both."""
+def given_and_made(model: nn.Module, *inputs, **options) -> dict[str, tuple[Tensor, Tensor]]:
+    """The first argument and the output of each module by its name, in a call of the model."""
     seen = {}
 
-    def catch(name: str, attn: MultiHeadAttention2d) -> list:
-        def heads(x):
-            return x.unflatten(-1, (-1, attn.heads, attn.width)).permute(2, 0, 3, 1, 4)
+    def listen(name: str):
+        return lambda _, args, out: seen.update({name: (args[0], out)})
 
-        return [
-            attn.qkv.register_forward_hook(
-                lambda _, __, out: seen.update({name: (heads(out)[2],)})
-            ),
-            attn.proj.register_forward_pre_hook(
-                lambda _, args: seen.update({name: (*seen[name], heads(args[0])[0])})
-            ),
-        ]
-
-    hooks = [
-        hook
-        for i, block in enumerate(model.blocks)
-        for hook in catch(f"blocks.{i}.attn", block.attn)
-    ]
+    hooks = [module.register_forward_hook(listen(name)) for name, module in model.named_modules()]
     with torch.no_grad():
-        model(*inputs)
+        model(*inputs, **options)
     for hook in hooks:
         hook.remove()
     return seen
 
 
-def check(model: ViT, *inputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Maps are what the outputs are made of; they are given back."""
-    maps = attention_maps(model, *inputs)
-    for name, (v, out) in made_of(model, *inputs).items():
-        assert maps[name].dtype == torch.float32
-        torch.testing.assert_close(maps[name] @ v, out, atol=1e-5, rtol=1e-5)
-        total = maps[name].sum(-1)
+def by_head(x: Tensor) -> Tensor:
+    """(B, N, C) -> (B, h, N, d)."""
+    return x.unflatten(-1, (3, 8)).transpose(1, 2)
+
+
+def check(model: ViT, *inputs: Tensor | None) -> dict[str, Tensor]:
+    """Maps times v are what each layer gives to its `proj`; they are given back."""
+    maps, seen = attention_maps(model, *inputs), given_and_made(model, *inputs)
+    for name, weights in maps.items():
+        _, qkv = seen[f"{name}.{'kv' if name == 'attn_pool' else 'qkv'}"]
+        out, _ = seen[f"{name}.proj"]
+        assert weights.dtype == torch.float32
+        torch.testing.assert_close(
+            weights @ by_head(qkv[..., -24:]), by_head(out), atol=1e-5, rtol=1e-5
+        )
+        total = weights.sum(-1)
         assert torch.allclose(total, (total > 0.5).float(), atol=1e-5), "1, or 0 for a dead row"
     return maps
 
@@ -104,13 +90,10 @@ def test_the_weights_times_v_are_the_layers_output(backend, pattern, padded):
 
 @each_backend
 @pytest.mark.parametrize("pattern", [Full(), Window((2, 3), shift=(1, 0))], ids=str)
-@pytest.mark.parametrize(
-    "position", [RelativeBias(), Decomposed(), Rope(), RopeMixed()], ids=lambda p: type(p).__name__
-)
+@pytest.mark.parametrize("position", [RelativeBias, Decomposed, Rope, RopeMixed])
 def test_positions_and_a_learned_scale_are_in_the_weights(backend, pattern, position):
-    model = build(
-        backend=backend, pattern=pattern, position=position, scale="learned", qk_norm=True
-    )
+    options = {"position": position(), "scale": "learned", "qk_norm": True}
+    model = build(backend=backend, pattern=pattern, **options)
     check(model, images(), real_pixels())
     check(model, images(16, 24))  # another grid than it was built for
 
@@ -126,63 +109,43 @@ def test_weights_are_0_where_a_pattern_shows_nothing(pattern):
 
 
 def test_padding_takes_no_part_and_a_token_that_sees_nothing_has_a_row_of_zeros():
-    model = build(class_token=False, pool="avg")
-    for weights in attention_maps(model, images(), real_pixels()).values():
+    maps = attention_maps(build(class_token=False, pool="avg"), images(), real_pixels())
+    for weights in maps.values():
         columns = weights.unflatten(-1, (3, 5))
         assert not columns[0, ..., 3:].any()
         assert (columns[0, ..., :3] > 0).all()
         assert not weights[1].any()
+    total = rollout(maps.values())
+    valid = torch.tensor([True, True, True, False, False]).repeat(3)
+    assert not total[0, valid][:, ~valid].any()
+    assert torch.equal(total[1], torch.eye(15))
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_pooling_query_has_a_map_of_the_tokens_on_the_map(padded):
     model = build(pool="map", registers=2)
     inputs = images(), real_pixels() if padded else None
-    maps = attention_maps(model, *inputs)
-    pool, caught = model.attn_pool, {}
-    hooks = [
-        pool.kv.register_forward_hook(lambda _, __, out: caught.update(v=out.chunk(2, -1)[1])),
-        pool.proj.register_forward_pre_hook(lambda _, args: caught.update(out=args[0])),
-    ]
-    with torch.no_grad():
-        model(*inputs)
-    for hook in hooks:
-        hook.remove()
+    maps = check(model, *inputs)
     assert list(maps) == ["blocks.0.attn", "blocks.1.attn", "attn_pool"]
     assert maps["attn_pool"].shape == (2, 3, 1, 15)
-    v = caught["v"].unflatten(-1, (3, 8)).transpose(1, 2)
-    out = caught["out"].unflatten(-1, (3, 8)).transpose(1, 2)
-    torch.testing.assert_close(maps["attn_pool"] @ v, out, atol=1e-5, rtol=1e-5)
 
 
 def test_a_layer_by_itself_tells_its_weights_with_a_mask_and_a_bias():
     torch.manual_seed(0)
     layer = SelfAttention2d(24, 3, pattern=Window(2))
     x, mask, bias = torch.randn(2, 24, 3, 5), torch.rand(2, 1, 15, 15) > 0.4, torch.randn(15, 15)
-    caught = []
-    layer.proj.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-    layer(x, mask=mask, bias=bias)
-    v = (
-        layer.qkv(x.flatten(2).transpose(1, 2))
-        .chunk(3, -1)[2]
-        .unflatten(-1, (3, 8))
-        .transpose(1, 2)
-    )
+    seen = given_and_made(layer, x, mask=mask, bias=bias)
+    v = by_head(seen["qkv"][1][..., -24:])
     weights = layer.weights(x, mask=mask, bias=bias)
-    torch.testing.assert_close((weights @ v).transpose(1, 2).flatten(2), caught[0])
+    torch.testing.assert_close(weights @ v, by_head(seen["proj"][0]))
 
 
 def test_some_layers_may_be_named_and_others_are_refused():
     model = build()
     assert list(attention_maps(model, images(), layers=["blocks.1.attn"])) == ["blocks.1.attn"]
-    with pytest.raises(
-        ValueError, match=r"^layer blocks\.7\.attn has no attention; there are blocks"
-    ):
+    with pytest.raises(ValueError, match=r"^layer blocks\.7\.attn has no attention; there are b"):
         attention_maps(model, images(), layers=["blocks.7.attn"])
-
-
-def test_a_model_whose_attention_is_not_ours_has_no_maps():
-    assert attention_maps(nn.Flatten(), images()) == {}
+    assert attention_maps(nn.Flatten(), images()) == {}  # whose attention is not ours
 
 
 def test_autocast_does_not_round_the_weights():
@@ -200,16 +163,16 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were():
     model.train()
     model.blocks[0].norm1.eval()  # frozen by someone
     modes = [module.training for module in model.modules()]
-    state = torch.get_rng_state()
-    before = {name: p.clone() for name, p in model.named_parameters()}
+    random = torch.get_rng_state()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     maps = attention_maps(model, images())
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    torch.testing.assert_close(dict(model.state_dict()), before, atol=0, rtol=0)
     assert not any(module._forward_hooks for module in model.modules())
-    assert all(not weights.requires_grad for weights in maps.values())
-    for name, weights in maps.items():
-        assert torch.equal(weights, evaluated[name]), "as in evaluation, without dropout"
+    assert not any(weights.requires_grad for weights in maps.values())
+    # As in evaluation, without dropout.
+    torch.testing.assert_close(maps, evaluated, atol=0, rtol=0)
 
 
 def test_a_failure_leaves_the_model_as_it_was_too():
@@ -220,15 +183,13 @@ def test_a_failure_leaves_the_model_as_it_was_too():
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 def test_a_compiled_model_has_the_same_maps_and_stays_compiled():
-    torch.compiler.reset()
     model = build()
     expected = attention_maps(model, images())
     model.compile(backend="eager")
     out = model(images())
-    maps = attention_maps(model, images())
-    for name, weights in maps.items():
-        assert torch.equal(weights, expected[name])
+    torch.testing.assert_close(attention_maps(model, images()), expected, atol=0, rtol=0)
     assert torch.equal(model(images()), out)
 
 
@@ -236,26 +197,12 @@ def test_rollout_multiplies_the_layers_with_their_residual_stream():
     generator = torch.Generator().manual_seed(0)
     maps = [torch.rand(2, 3, 4, 4, generator=generator).softmax(-1) for _ in range(3)]
     maps[1][:, :, 2] = 0.0  # it sees nothing
-    total = rollout(maps)
-    expected = torch.eye(4)
+    total, expected = rollout(maps), torch.eye(4)
     for weights in maps:
         mixed = weights.mean(1) / 2 + torch.eye(4) / 2
         mixed[:, 2] = mixed[:, 2] / mixed[:, 2].sum(-1, keepdim=True)
         expected = mixed @ expected
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(total.sum(-1), torch.ones(2, 4))
-
-
-def test_rollout_of_a_model_keeps_what_is_padded_out():
-    model = build(class_token=False, pool="avg")
-    total = rollout(attention_maps(model, images(), real_pixels()).values())
-    assert total.shape == (2, 15, 15)
-    columns = total[0].unflatten(-1, (3, 5))
-    valid = torch.tensor([True, True, True, False, False]).repeat(3)
-    assert not columns[valid][..., 3:].any()
-    assert torch.equal(total[1], torch.eye(15))
-
-
-def test_rollout_of_nothing_is_refused():
     with pytest.raises(ValueError, match=r"has none; give at least one$"):
         rollout([])

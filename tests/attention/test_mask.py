@@ -10,6 +10,8 @@ from .oracle import assert_near, attention
 
 DIM, HEADS = 12, 3
 CPU = torch.device("cpu")
+INTEGERS = (torch.uint8, torch.int64)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 each_backend = pytest.mark.parametrize("backend", ON_CPU)
 
@@ -61,9 +63,8 @@ def test_a_bias_of_minus_infinity_hides_as_a_mask_does(backend):
     mask = torch.rand(2, 1, 6, 6) > 0.4
     mask[0, 0, 2] = False
     bias = torch.zeros(2, 1, 6, 6).masked_fill(~mask, float("-inf"))
-    torch.testing.assert_close(
-        layer(x, Grid(2, 3), bias=bias), layer(x, Grid(2, 3), mask=mask), atol=1e-6, rtol=0
-    )
+    hidden = layer(x, Grid(2, 3), mask=mask)
+    torch.testing.assert_close(layer(x, Grid(2, 3), bias=bias), hidden, atol=1e-6, rtol=0)
 
 
 @each_backend
@@ -87,53 +88,38 @@ def test_a_mask_means_the_same_where_batch_heads_and_tokens_are_equally_many(bac
 
 @pytest.mark.parametrize("name", ["mask", "bias"])
 @pytest.mark.parametrize(
-    "shape",
-    [(3, 5, 5), (5, 5, 5), (1, 5, 5), (3, 2, 5, 5), (2, 3, 5, 5), (4, 5), (3, 3, 5, 4), (5,)],
+    "batch, shape",
+    [(3, shape) for shape in ((3, 5, 5), (5, 5, 5), (1, 5, 5), (3, 2, 5, 5), (2, 3, 5, 5))]
+    + [(3, (4, 5)), (3, (3, 3, 5, 4)), (3, (5,)), (5, (5, 5, 5))],
 )
-def test_another_shape_is_refused_with_the_shapes_that_fit(name, shape):
-    # Batch 3, heads 3, and batch 5 below: (B, N, N) with B == h or B == N is nobody's mask.
-    layer = build("reference", heads=3)
+def test_another_shape_is_refused_with_the_shapes_that_fit(name, batch, shape):
+    # With as many samples as heads or tokens, (B, N, N) is nobody's mask.
     kind = torch.bool if name == "mask" else torch.float32
-    fits = r"\(5, 5\) for all, or \(1\|3, 1\|3, 5, 5\) with the batch and head axes spelled out"
-    with pytest.raises(ValueError, match=rf"{name} has shape .*; use {fits}"):
-        layer(torch.randn(3, 5, DIM), Grid(1, 5), **{name: torch.ones(shape, dtype=kind)})
-
-
-def test_three_axes_are_refused_where_the_batch_is_as_large_as_the_sequence():
-    layer = build("reference")
-    with pytest.raises(ValueError, match=r"mask has shape \(5, 5, 5\)"):
-        layer(torch.randn(5, 5, DIM), Grid(1, 5), mask=torch.ones(5, 5, 5, dtype=torch.bool))
+    fits = rf"\(5, 5\) for all, or \(1\|{batch}, 1\|3, 5, 5\) with the batch and head axes spelled"
+    with pytest.raises(ValueError, match=rf"{name} has shape .*; use {fits} out"):
+        build("reference")(
+            torch.randn(batch, 5, DIM), Grid(1, 5), **{name: torch.ones(shape, dtype=kind)}
+        )
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16]
+    "name, dtype, message",
+    [("mask", dtype, r"got torch\.\w+; .*\.bool\(\).*bias=") for dtype in (*INTEGERS, *FLOATS)]
+    + [("bias", dtype, r"got torch\.\w+; .*goes into mask=") for dtype in (torch.bool, *INTEGERS)],
 )
-def test_a_mask_made_of_numbers_is_refused_and_never_added(dtype):
-    layer = build("sdpa")
-    with pytest.raises(ValueError, match=r"mask must be .* got torch\.\w+; .*\.bool\(\).*bias="):
-        layer(torch.randn(2, 6, DIM), Grid(2, 3), mask=torch.ones(6, 6, dtype=dtype))
+def test_a_mask_made_of_numbers_is_never_added_and_a_bias_of_none_refused(name, dtype, message):
+    with pytest.raises(ValueError, match=f"{name} must be .* {message}"):
+        build("sdpa")(torch.randn(2, 6, DIM), Grid(2, 3), **{name: torch.ones(6, 6, dtype=dtype)})
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
-def test_a_bias_that_is_no_float_is_refused(dtype):
-    layer = build("sdpa")
-    with pytest.raises(ValueError, match=r"bias must be .* got torch\.\w+; .*goes into mask="):
-        layer(torch.randn(2, 6, DIM), Grid(2, 3), bias=torch.ones(6, 6, dtype=dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-def test_the_mask_parts_themselves_take_bool_alone(dtype):
-    with pytest.raises(ValueError, match=r"Mask\(allowed=\) must be torch\.bool .* got torch\.\w+"):
-        Mask(allowed=torch.ones(1, 1, 4, 4, dtype=dtype))
-    with pytest.raises(ValueError, match=r"Mask\(valid=\) must be torch\.bool .* got torch\.\w+"):
-        Mask(valid=torch.ones(2, 4, dtype=dtype))
-
-
-def test_the_mask_parts_themselves_take_their_own_number_of_axes_alone():
-    with pytest.raises(ValueError, match=r"4 axes.* shape \(2, 4, 4\)"):
-        Mask(allowed=torch.ones(2, 4, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"2 axes.* shape \(2, 2, 2\)"):
-        Mask(valid=torch.ones(2, 2, 2, dtype=torch.bool))
+@pytest.mark.parametrize("part, shape", [("allowed", (1, 1, 4, 4)), ("valid", (2, 4))])
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.float32])
+def test_the_mask_parts_themselves_take_bool_of_their_own_number_of_axes_alone(part, shape, dtype):
+    message = rf"Mask\({part}=\) must be torch\.bool .* got torch\.\w+"
+    with pytest.raises(ValueError, match=message):
+        Mask(**{part: torch.ones(shape, dtype=dtype)})
+    with pytest.raises(ValueError, match=rf"{len(shape)} axes.* shape \(2, 4, 4\)"):
+        Mask(**{part: torch.ones(2, 4, 4, dtype=torch.bool)})
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,11 @@ def close(actual, expected):
 @pytest.mark.parametrize("qkv_bias", [False, True])
 def test_timms_attention_has_the_same_state_dict_and_the_same_outputs(backend, qk_norm, qkv_bias):
     torch.manual_seed(0)
-    theirs = TimmAttention(
-        DIM,
-        HEADS,
-        qkv_bias=qkv_bias,
-        qk_norm=qk_norm,
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),
-    )
+    options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm}
+    theirs = TimmAttention(DIM, HEADS, **options, norm_layer=partial(nn.LayerNorm, eps=1e-6))
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.1)
-    ours = MultiHeadAttention2d(DIM, HEADS, backend=backend, qkv_bias=qkv_bias, qk_norm=qk_norm)
+    ours = MultiHeadAttention2d(DIM, HEADS, backend=backend, **options)
     ours.load_state_dict(theirs.state_dict(), strict=True)
     theirs.load_state_dict(ours.state_dict(), strict=True)
     x = torch.randn(2, GRID.tokens, DIM)
@@ -42,12 +37,11 @@ def test_timms_attention_has_the_same_state_dict_and_the_same_outputs(backend, q
     close(ours(x, GRID), theirs(x))
     out, expected = ours(x, GRID, mask=mask), theirs(x, attn_mask=mask)
     close(out, expected)
-    gradients = (
+    gradients = [
         torch.autograd.grad(y.square().sum(), (layer.qkv.weight, layer.proj.weight))
         for y, layer in ((out, ours), (expected, theirs))
-    )
-    for actual, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
 
 
 @each_backend
@@ -76,7 +70,6 @@ def test_torchs_multihead_attention_is_equal_once_its_masks_are_inverted(backend
     valid[:, 0, 0] = True
     mask[:, 0] = True
     x = torch.randn(2, GRID.tokens, DIM) * valid.flatten(1)[..., None]
-    expected, _ = theirs(
-        x, x, x, key_padding_mask=~valid.flatten(1), attn_mask=~mask, need_weights=False
-    )
+    given = {"key_padding_mask": ~valid.flatten(1), "attn_mask": ~mask, "need_weights": False}
+    expected, _ = theirs(x, x, x, **given)
     close(ours(x, GRID, valid=valid, mask=mask), expected)

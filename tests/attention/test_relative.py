@@ -74,16 +74,6 @@ def test_the_layer_equals_beits_attention_forward_and_gradients(backend):
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
-def test_an_entry_is_the_difference_of_rows_and_of_columns():
-    grid = Grid(3, 5)
-    index = relative_index(grid)
-    for query in range(grid.area):
-        for key in range(grid.area):
-            by_row = query // 5 - key // 5
-            by_col = query % 5 - key % 5
-            assert index[query, key] == (by_row + 2) * 9 + by_col + 4
-
-
 @pytest.mark.parametrize("prefix", [1, 5])
 def test_all_prefix_tokens_share_three_entries(prefix):
     grid = Grid(2, 3, prefix)

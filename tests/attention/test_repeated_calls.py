@@ -1,19 +1,21 @@
-"""What a call has proved is not asked again, and what differs is asked."""
+"""What a call asks for; what it has proved is not asked again, and what differs is."""
 
 import pytest
 import torch
 
 from vitrail.attention import Grid, Mask, MultiHeadAttention2d, attend, attention, backends
-from vitrail.attention.backends import Refused
+from vitrail.attention.backends import Refused, Request
 from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.axial import Axial
 from vitrail.attention.patterns.neighborhood import Neighborhood
+
+from .cases import listen_to_requests
 
 Q = torch.randn(2, 3, 15, 8)
 
 
 @pytest.fixture
-def resolved(monkeypatch) -> list[backends.Request]:
+def resolved(monkeypatch) -> list[Request]:
     """Every request that is resolved; nothing is known at first."""
     requests, resolve = [], backends.resolve
     monkeypatch.setattr(attention, "_checked", {})
@@ -82,6 +84,7 @@ def test_a_pattern_that_is_not_regrouped_makes_its_mask_once_a_grid_and_device()
     assert GridPattern(Axial("both"), Grid(7, 5, 1)).visible(cpu) is not first
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 @pytest.mark.parametrize("pattern", [Axial("both"), Neighborhood(3)], ids=str)
 def test_a_layer_trains_and_compiles_after_inference_mode(pattern):
     grid = Grid(6, 9, 1)
@@ -90,6 +93,30 @@ def test_a_layer_trains_and_compiles_after_inference_mode(pattern):
     with torch.inference_mode():
         expected = layer(x, grid)
     layer(x, grid).sum().backward()
-    torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, grid), expected.clone(), atol=1e-6, rtol=0)
+
+
+def test_a_request_tells_a_learned_bias_from_a_fixed_one(monkeypatch):
+    asked = listen_to_requests(monkeypatch)
+    layer = MultiHeadAttention2d(12, 3, backend="reference")
+    x = torch.randn(2, 16, 12)
+    bias = torch.zeros(16, 16)
+    mask = torch.ones(16, 16, dtype=torch.bool)
+    layer(x, Grid(3, 5, 1), bias=bias)
+    layer(x, Grid(3, 5, 1), bias=bias.clone().requires_grad_(), mask=mask)
+    with torch.no_grad():
+        layer(x, Grid(3, 5, 1), bias=bias.clone().requires_grad_())
+    assert [(r.bias, r.bias_grad, r.masks, r.backward) for r in asked] == [
+        (True, False, frozenset(), True),
+        (True, True, {"mask"}, True),
+        (True, False, frozenset(), False),
+    ]
+
+
+def test_a_request_counts_queries_and_keys_apart():
+    q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 15, 8)
+    request = Request.of(q, k, k, Mask(), None, 0.0)
+    assert (request.queries, request.keys) == (1, 15)
+    assert (request.batch, request.heads, request.width) == (2, 3, 8)
+    assert not request.backward

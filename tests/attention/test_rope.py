@@ -6,7 +6,7 @@ from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 
 from vitrail.attention import Grid
-from vitrail.attention.positions.rope import Rope, RopeMixed, axial_frequencies
+from vitrail.attention.positions.rope import Rope, RopeMixed
 
 HEADS = 3
 SHAPES = [(4, 4), (3, 5), (7, 2), (1, 9)]
@@ -73,24 +73,6 @@ def test_a_score_depends_on_the_difference_of_places_alone(kind):
     further = torch.stack([scores[..., r, c, r + 1, c + 2] for r in range(3) for c in range(4)])
     torch.testing.assert_close(further, further[:1].expand_as(further), atol=1e-5, rtol=0)
     assert not torch.allclose(scores[..., 0, 0, 1, 2], scores[..., 0, 0, 2, 1], atol=1e-3)
-
-
-def test_the_first_half_of_the_pairs_turns_by_column_and_the_second_by_row():
-    x = torch.zeros(1, 1, 6, 8)
-    x[..., ::2] = 1.0
-    out, _ = Rope().layer(1, 8).rotate(x, x, Grid(2, 3))
-    place = out.unflatten(2, (2, 3))[0, 0]  # (rows, cols, d)
-    assert torch.equal(place[0, :, :4], place[1, :, :4])
-    assert torch.equal(place[:, 0, 4:], place[:, 1, 4:])
-    torch.testing.assert_close(place[0, 2, 1], torch.tensor(2.0).sin())
-    torch.testing.assert_close(place[1, 0, 5], torch.tensor(1.0).sin())
-
-
-def test_frequency_i_is_the_temperature_to_minus_4i_over_d():
-    by_col, by_row = axial_frequencies(16, 100.0)
-    expected = torch.tensor([100.0 ** (-4 * i / 16) for i in range(4)])
-    torch.testing.assert_close(by_col[0], torch.cat([expected, torch.zeros(4)]))
-    torch.testing.assert_close(by_row[0], torch.cat([torch.zeros(4), expected]))
 
 
 @pytest.mark.parametrize("kind", [Rope(), RopeMixed()], ids=str)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import ShiftedWindowAttention
@@ -12,7 +11,8 @@ from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.window import Window
 from vitrail.attention.positions.relative import RelativeBias
 
-from .examples import regrouped
+from ..oracle import assert_same
+from .examples import dense, regrouped
 
 DIM, HEADS = 24, 3
 CPU = torch.device("cpu")
@@ -85,22 +85,11 @@ def test_a_window_is_what_padding_and_rolling_make_of_it(shape, size, shift):
     assert torch.equal(visible[0, 0], padded_then_rolled(shape, size, shift))
 
 
-def test_a_row_belongs_to_the_window_of_its_shifted_number():
-    # 7 rows, windows of 3 moved by 1: 0 | 1 2 3 | 4 5 6.
-    visible = GridPattern(Window((3, 1), shift=(1, 0)), Grid(7, 1)).visible(CPU)[0, 0]
-    expected = torch.block_diag(*(torch.ones(n, n) for n in (1, 3, 3))).bool()
-    assert torch.equal(visible, expected)
-
-
-def call_on(grid: Grid) -> Call:
-    q, k, v = torch.randn(3, 2, HEADS, grid.tokens, 8)
-    return Call(q, k, v, Mask(), None)
-
-
 @pytest.mark.parametrize("shape, size, shift", DIVIDED)
 def test_there_is_no_mask_where_no_window_is_cut_off(shape, size, shift):
     grid = Grid(*shape, 2)
-    groups, prefix = Window(size, shift).split(call_on(grid), None, grid)
+    q = torch.randn(2, HEADS, grid.tokens, 8)
+    groups, prefix = Window(size, shift).split(Call(q, q, q, Mask(), None), None, grid)
     cut = any(step and n > window for n, window, step in zip(shape, size, shift, strict=True))
     assert groups.mask.kinds == ({"padding"} if cut else set())
     assert prefix.mask.kinds == set()
@@ -110,36 +99,17 @@ def test_there_is_no_mask_where_no_window_is_cut_off(shape, size, shift):
     assert prefix.k.shape[2] == grid.tokens
 
 
-@pytest.mark.parametrize("shape, size, shift", CUT)
-def test_a_map_that_windows_do_not_divide_equals_the_padded_map_with_its_padding_masked(
-    shape, size, shift
-):
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize("shape, size, shift", DIVIDED + CUT)
+def test_windows_equal_one_call_with_a_mask(shape, size, shift, prefix):
     torch.manual_seed(0)
-    size = tuple(map(min, shape, size))
-    shift = tuple(min(step, window - 1) for step, window in zip(shift, size, strict=True))
-    grid = Grid(*shape)
-    larger = Grid(*(-(-n // window) * window for n, window in zip(shape, size, strict=True)))
-    whole = call_on(grid)
-    beyond = (0, 0, 0, larger.cols - grid.cols, 0, larger.rows - grid.rows)
-
-    def grown(x: Tensor) -> Tensor:
-        return F.pad(x.unflatten(2, shape), beyond).flatten(2, 3)
-
-    valid = grown(torch.ones(2, 1, grid.area, 1)).bool()[:, 0, :, 0]
-    padded = Call(grown(whole.q), grown(whole.k), grown(whole.v), Mask(valid=valid), None)
-    expected = regrouped(Window(size, shift), padded, None, larger)
-    actual = regrouped(Window(size, shift), whole, None, grid)
-    torch.testing.assert_close(actual, expected[:, :, valid[0]], atol=1e-6, rtol=0)
-
-
-def test_one_window_over_the_whole_map_is_full_attention():
-    torch.manual_seed(0)
-    grid = Grid(3, 5, 1)
-    windowed = MultiHeadAttention2d(DIM, HEADS, pattern=Window((4, 9), shift=2))
-    plain = MultiHeadAttention2d(DIM, HEADS)
-    plain.load_state_dict(windowed.state_dict())
-    x = torch.randn(2, grid.tokens, DIM)
-    torch.testing.assert_close(windowed(x, grid), plain(x, grid), atol=1e-6, rtol=0)
+    grid, pattern = Grid(*shape, prefix), Window(size, shift)
+    qkv = torch.randn(3, 2, HEADS, grid.tokens, 8, dtype=torch.float64)
+    leaves = [leaf.requires_grad_() for leaf in qkv]
+    whole = Call(*leaves, Mask(), None)
+    assert_same(
+        regrouped(pattern, whole, None, grid), leaves, dense(pattern, whole, None, grid), leaves
+    )
 
 
 @pytest.mark.parametrize(

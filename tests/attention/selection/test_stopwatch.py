@@ -35,16 +35,11 @@ def timed(device: FakeDevice, functions, **knobs) -> dict[str, Times]:
     return interleave(functions, device="fake", clock=device.read, **knobs)
 
 
-def test_functions_take_turns_in_every_round():
-    device = FakeDevice()
-    timed(device, {name: device.work(name, 1.0) for name in "abc"}, rounds=3)
-    assert device.calls == "abc" * (1 + 3)
-
-
-def test_what_is_queued_is_counted_to_the_one_who_queued_it():
+def test_functions_take_turns_and_what_is_queued_is_counted_to_the_one_who_queued_it():
     device = FakeDevice()
     times = timed(device, {"a": device.work("a", 2.0), "b": device.work("b", 5.0)}, rounds=4)
     assert times == {"a": Times((2.0,) * 4), "b": Times((5.0,) * 4)}
+    assert device.calls == "ab" * (1 + 4)
 
 
 @pytest.mark.parametrize("warm_up", [0, 1, 2])
@@ -63,9 +58,7 @@ def test_it_ends_with_the_round_in_which_the_time_is_up_or_the_least_are_done(
     seconds, least, rounds
 ):
     device = FakeDevice()
-    work = {
-        "a": device.work("a", 2.0)
-    }  # 10 s are passed in the fifth round after one of warming up
+    work = {"a": device.work("a", 2.0)}  # 10 s have passed in the fifth round after the warm-up
     times = timed(device, work, rounds=8, seconds=seconds, min_rounds=least)
     assert len(times["a"].seconds) == rounds
 

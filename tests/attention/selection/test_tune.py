@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from vitrail.attention import Mask, attend, backends
 from vitrail.attention.backends import Refused, Request
@@ -18,7 +17,6 @@ from vitrail.attention.selection.tune import candidates, choose, measure
 SMALL = Request("cpu", torch.float32, batch=2, heads=3, queries=15, keys=15, width=8)
 
 
-# Tests that do not look at the requests themselves only want nothing to be timed.
 nothing_is_timed = pytest.mark.usefixtures("measured")
 
 
@@ -83,9 +81,8 @@ def test_another_machine_or_version_measures_for_itself(measured, tmp_path, monk
 def test_a_damaged_memory_is_measured_anew(tmp_path, content):
     choose(SMALL, folder=tmp_path)
     (store,) = tmp_path.iterdir()
-    wrong = json.loads(store.read_text()) | {
-        "seconds": dict.fromkeys(choose(SMALL, folder=tmp_path).times, -1.0)
-    }
+    wrong = json.loads(store.read_text())
+    wrong["seconds"] = dict.fromkeys(wrong["seconds"], -1.0)
     store.write_text(json.dumps(wrong) if content == "TIMES" else content)
     assert not choose(SMALL, folder=tmp_path).remembered
     assert json.loads(store.read_text())["seconds"]
@@ -113,12 +110,15 @@ def test_a_backend_without_equal_gradients_is_out_when_runs_must_repeat(monkeypa
     flash = backends.load("sdpa_flash")
     varying = {"cpu": replace(flash.capabilities["cpu"], deterministic=False)}
     monkeypatch.setattr(type(flash), "capabilities", varying)
-    able, rejected = candidates(SMALL, deterministic=True, without={})
-    assert "sdpa_flash" not in able
-    assert rejected["sdpa_flash"] == "its gradients differ from run to run"
-    assert "sdpa_flash" in candidates(SMALL, deterministic=False, without={})[0]
     inference = replace(SMALL, backward=False)
-    assert "sdpa_flash" in candidates(inference, deterministic=True, without={})[0]
+    for request, repeat, there in (
+        (SMALL, True, False),
+        (SMALL, False, True),
+        (inference, True, True),
+    ):
+        able, rejected = candidates(request, deterministic=repeat, without={})
+        assert ("sdpa_flash" in able) == there
+        assert there or rejected["sdpa_flash"] == "its gradients differ from run to run"
 
 
 def test_written_out_scores_beyond_the_limit_are_not_tried():
@@ -183,21 +183,3 @@ def test_auto_is_about_as_fast_as_the_best(shape, dtype, masks, tmp_path):
     best = min(time.median for time in times.values())
     # Two kernels that tie change places between two measurements on a machine that others use too.
     assert times[choice.name].median <= 1.25 * best
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_in_bf16_at_64_tokens_auto_leaves_plain_sdpa_far_behind(shape):
-    batch, heads, tokens, width = shape
-    request = Request("cpu", torch.bfloat16, batch, heads, tokens, tokens, width)
-    sample = Sample.of(request)
-
-    def ours():
-        return sample.backward(attend(sample.q, sample.k, sample.v, backend="auto"))
-
-    def plain():
-        out = F.scaled_dot_product_attention(sample.q, sample.k, sample.v)
-        return sample.backward(out)
-
-    times = interleave({"ours": ours, "plain": plain}, device="cpu", rounds=9)
-    assert times["plain"].median >= 3 * times["ours"].median  # 4 to 8 where nothing else runs
