@@ -138,7 +138,7 @@ def test_where_it_is_logged_is_no_part_of_what_is_measured(tmp_path):
     [
         ({"ckpt_path": "a.ckpt"}, "ckpt_path=a.ckpt is not used by bench.py"),
         ({"tokens": []}, "bench=madeup leaves nothing to measure; name more"),
-        ({"runs": "a"}, "runs=a is compare= now; write compare=a"),
+        ({"runs": "a"}, "runs= was renamed to compare=; write compare=a"),
         ({"logger": {"wandb": WANDB | {"mode": "sometimes"}}}, "mode=sometimes does not exist"),
     ],
     ids=str,

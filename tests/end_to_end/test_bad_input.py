@@ -44,7 +44,7 @@ WITHOUT_OUR_MODEL = {
 FOREIGN = {
     **dict.fromkeys(
         ("cut.ckpt", "text.ckpt", "empty.ckpt", "module.ckpt"),
-        "cannot be read: it is cut short or of another program",
+        "cannot be read: it is incomplete or not a checkpoint",
     ),
     **dict.fromkeys(
         ("weights.ckpt", "list.ckpt", "lightning.ckpt"),

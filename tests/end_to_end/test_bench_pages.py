@@ -57,8 +57,8 @@ def test_training_runs_are_shown_on_one_page(command, run, tmp_path):
     {
         "into=nowhere": "into=nowhere is not a folder; name one that holds a measurement",
         "into=empty": "into=empty has no results.jsonl; name a folder of a measurement",
-        "runs=nowhere": "runs=nowhere is compare= now; write compare=nowhere",
-        "runs=nowhere/a,b": "runs=nowhere/a,b is compare= now; write compare=nowhere/a,b",
+        "runs=nowhere": "runs= was renamed to compare=; write compare=nowhere",
+        "runs=nowhere/a,b": "runs= was renamed to compare=; write compare=nowhere/a,b",
         "compare=empty": "compare=empty finds 0 measurements and no training; name two folders",
         "compare=a,b": "compare=a,b finds 0 measurements and no training",
         "compare=nowhere ++seed=1": "compare=nowhere finds 0 measurements",  # composed once more

@@ -17,7 +17,7 @@ def run(config: DictConfig, run_dir: Path, *, overrides: Sequence[str] = ()) -> 
     # they measure should not be Lightning.
     if config.runs is not None:
         runs = config.runs if isinstance(config.runs, str) else ",".join(config.runs)
-        raise UserError(f"runs={runs} is compare= now; write compare={runs}")
+        raise UserError(f"runs= was renamed to compare=; write compare={runs}")
     if config.compare is not None:
         from vitrail.bench.compare import compare
 

@@ -23,7 +23,7 @@ class StopBetweenBatches(Callback):
     step that it has not counted. A second Ctrl-C stops at once, and so does the first one where
     several processes train together: they would stop at different batches and wait for each other.
 
-    `asked` says whether it was Ctrl-C that ended the fit.
+    `asked`: whether a first Ctrl-C asked for a stop between batches (one process only).
     """
 
     def __init__(self):

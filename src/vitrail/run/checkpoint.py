@@ -111,7 +111,7 @@ def read(ckpt_path: str) -> Checkpoint:
     folder_of_run(ckpt_path)  # raises where no file is there
     path = Path(ckpt_path).expanduser()
     unreadable = UserError(
-        f"ckpt_path={ckpt_path} cannot be read: it is cut short or of another program; use another "
+        f"ckpt_path={ckpt_path} cannot be read: it is incomplete or not a checkpoint; use another "
         "one of the run, such as last.ckpt"
     )
     # Asked first, because torch reads a file of any other kind as the opcodes of a pickle.

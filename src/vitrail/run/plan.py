@@ -140,7 +140,8 @@ def check_padding(config: DictConfig, network: nn.Module) -> None:
     """Raise UserError where images that are padded together meet parts that cannot take them."""
     if not isinstance(network, ViT):
         raise UserError(
-            "data.resize=native pads images and model=timm takes no padding; use a vit model"
+            "data.resize=native pads images, and a model of type "
+            f"{type(network).__name__} takes no padding; use a vit model"
         )
     if config.classifier.mixup or config.classifier.cutmix:
         raise UserError(
