@@ -104,6 +104,22 @@ def fresh_graphs() -> Iterator[None]:
 
 
 @pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The request of every call of attention in the test."""
+    from vitrail.attention import attention
+    from vitrail.attention.backends import Request
+
+    requests, kernel = [], attention._kernel
+
+    def listen(q, k, v, mask, bias, scale, dropout_p, backend):
+        requests.append(Request.of(q, k, v, mask, bias, dropout_p))
+        return kernel(q, k, v, mask, bias, scale, dropout_p, backend)
+
+    monkeypatch.setattr(attention, "_kernel", listen)
+    return requests
+
+
+@pytest.fixture
 def full_disk() -> Callable[[int], AbstractContextManager]:
     """A context in which no file of this process can grow beyond so many bytes."""
     resource = pytest.importorskip("resource")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from vitrail.attention import Grid, Mask, attention, backends
+from vitrail.attention import Grid, Mask, backends
 from vitrail.attention.backends import Request
 from vitrail.attention.mask import valid_tokens, with_four_axes
 from vitrail.attention.patterns import GridPattern
@@ -99,15 +99,3 @@ def seen_while(call: Callable[[], object]) -> set[str]:
     with profile(activities=[ProfilerActivity.CPU, *gpu]) as profiler:
         call()
     return {event.key for event in profiler.key_averages()}
-
-
-def listen_to_requests(monkeypatch) -> list[Request]:
-    """The request of every call of attention from now on."""
-    requests, kernel = [], attention._kernel
-
-    def listen(q, k, v, mask, bias, scale, dropout_p, backend):
-        requests.append(Request.of(q, k, v, mask, bias, dropout_p))
-        return kernel(q, k, v, mask, bias, scale, dropout_p, backend)
-
-    monkeypatch.setattr(attention, "_kernel", listen)
-    return requests

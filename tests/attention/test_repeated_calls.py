@@ -9,8 +9,6 @@ from vitrail.attention.patterns import GridPattern
 from vitrail.attention.patterns.axial import Axial
 from vitrail.attention.patterns.neighborhood import Neighborhood
 
-from .cases import listen_to_requests
-
 Q = torch.randn(2, 3, 15, 8)
 
 
@@ -97,8 +95,7 @@ def test_a_layer_trains_and_compiles_after_inference_mode(pattern):
     torch.testing.assert_close(compiled(x, grid), expected.clone(), atol=1e-6, rtol=0)
 
 
-def test_a_request_tells_a_learned_bias_from_a_fixed_one(monkeypatch):
-    asked = listen_to_requests(monkeypatch)
+def test_a_request_tells_a_learned_bias_from_a_fixed_one(asked):
     layer = MultiHeadAttention2d(12, 3, backend="reference")
     x = torch.randn(2, 16, 12)
     bias = torch.zeros(16, 16)

@@ -1,5 +1,7 @@
 """A vision transformer small enough to test, with weights that all matter."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -7,14 +9,8 @@ from vitrail.attention import backends
 from vitrail.attention.backends import Request
 from vitrail.model import ViT
 
-SIZES = {
-    "image_size": (24, 32),
-    "patch_size": 8,
-    "dim": 24,
-    "depth": 2,
-    "heads": 3,
-    "num_classes": 5,
-}
+SIZES = {"image_size": (24, 32), "patch_size": 8, "dim": 24, "depth": 2, "heads": 3}
+SIZES["num_classes"] = 5
 ON_CPU = backends.permitted(Request("cpu", torch.float32, 2, 3, 13, 13, 8))  # that can train there
 
 
@@ -33,3 +29,12 @@ def shake(model: nn.Module) -> None:
         for parameter in model.parameters():
             spread = 0.2 if parameter.ndim == 1 else 0.5 * parameter.shape[-1] ** -0.5
             parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+
+
+def logits_and_gradients(
+    model: nn.Module, *inputs: torch.Tensor | None, also: Iterable[torch.Tensor] = ()
+) -> list[torch.Tensor]:
+    """Logits, and of the sum of their squares the gradients of all parameters and of `also`."""
+    logits = model(*inputs)
+    leaves = [*model.parameters(), *also]
+    return [logits, *torch.autograd.grad(logits.square().sum(), leaves)]

@@ -15,11 +15,7 @@ from .small import SIZES, small_vit
 @pytest.mark.parametrize(
     "image, patch, way_out",
     [
-        (
-            100,
-            16,
-            r"^image size 100x100 does not divide into patches of 16x16: .*; use 96 or 112, or",
-        ),
+        (100, 16, "^image size 100x100 does not divide into patches of 16x16: .*; use 96 or 112, "),
         ((32, 100), 16, "100 is not a multiple of 16; use 96 or 112"),
         ((100, 32), 16, "100 is not a multiple of 16; use 96 or 112"),
         ((8, 8), 16, "8 is not a multiple of 16; use 16, or"),
@@ -56,21 +52,14 @@ def test_tokens_are_patches_read_row_by_row():
     assert touched == [1 * 4 + 3]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"position": SinCos()},
-        {"position": Rope()},
-        {"position": RopeMixed()},
-        {"stem": "conv", "registers": 2, "pool": "avg"},
-    ],
-    ids=str,
-)
+CONV = {"stem": "conv", "registers": 2, "pool": "avg"}
+POSITIONS = [{"position": position} for position in (SinCos(), Rope(), RopeMixed())]
+
+
+@pytest.mark.parametrize("options", [{}, *POSITIONS, CONV], ids=str)
 @pytest.mark.parametrize("size", [(24, 32), (32, 24), (8, 8), (8, 64), (40, 40)], ids=str)
 def test_one_model_takes_images_of_many_sizes(options, size):
-    model = small_vit(**{"dim": 24} | options)
-    logits = model(torch.randn(2, 3, *size))
+    logits = small_vit(**options)(torch.randn(2, 3, *size))
     assert logits.shape == (2, 5)
     assert torch.isfinite(logits).all()
 

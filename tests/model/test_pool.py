@@ -18,9 +18,8 @@ def masked(valid: torch.Tensor) -> Mask:
 
 
 def test_the_class_token_is_needed_to_be_read():
-    with pytest.raises(
-        ValueError, match=r"^pool=token .* class_token=false; use pool=avg or pool=map$"
-    ):
+    message = "^pool=token .* class_token=false; use pool=avg or pool=map$"
+    with pytest.raises(ValueError, match=message):
         ViT(**SIZES, class_token=False)
 
 
@@ -42,19 +41,15 @@ def test_token_pool_reads_the_first_token():
     assert torch.equal(TokenPool()(x, GRID, Mask()), x[:, 0])
 
 
-def test_average_pool_leaves_prefix_and_padding_out():
+def test_average_pool_leaves_prefix_and_padding_out_and_of_nothing_is_zero():
     x = torch.randn(2, GRID.tokens, 4)
     valid = torch.tensor([[[True, True, False], [False, False, False]], [[True] * 3] * 2])
     out = AveragePool()(x, GRID, masked(valid))
     torch.testing.assert_close(out[0], x[0, 2:4].mean(0))
     torch.testing.assert_close(out[1], x[1, 2:].mean(0))
     torch.testing.assert_close(AveragePool()(x, GRID, Mask()), x[:, 2:].mean(1))
-
-
-def test_average_pool_of_nothing_is_zero():
-    x = torch.full((1, GRID.tokens, 4), float("nan"))
-    out = AveragePool()(x, GRID, masked(torch.zeros(1, 2, 3, dtype=torch.bool)))
-    assert (out == 0).all()
+    nothing = masked(torch.zeros(2, 2, 3, dtype=torch.bool))
+    assert (AveragePool()(x * float("nan"), GRID, nothing) == 0).all()
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
@@ -67,8 +62,7 @@ def test_attention_pool_looks_at_the_real_tokens_on_the_map_alone(backend):
     out = pool(x, GRID, masked(valid))
     torch.testing.assert_close(out, pool(x[:, 2:5], Grid(1, 3), Mask()), atol=1e-6, rtol=0)
     other = x.clone()
-    other[:, :2] = 50.0
-    other[:, 5:] = 50.0
+    other[:, :2] = other[:, 5:] = 50.0
     assert torch.equal(pool(other, GRID, masked(valid)), out)
     other[:, 3] += 1.0
     assert not torch.equal(pool(other, GRID, masked(valid)), out)

@@ -1,29 +1,16 @@
-"""What a model's layers will ask of their backends is known before any image is read."""
+"""What layers will ask of their backends, and what a model computes, is known beforehand."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from vitrail.attention import attention, backends
-from vitrail.attention.backends import Request
+from vitrail.attention import backends
 from vitrail.attention.positions.rope import Rope
 from vitrail.attention.selection.requests import attention_layers, requests_of
 from vitrail.model import ViT
+from vitrail.model.flops import forward_flops
 
-from .small import SIZES, small_vit
-
-
-@pytest.fixture
-def asked(monkeypatch) -> list[Request]:
-    """The request of every call of attention."""
-    requests, kernel = [], attention._kernel
-
-    def listen(q, k, v, mask, bias, scale, dropout_p, backend):
-        requests.append(Request.of(q, k, v, mask, bias, dropout_p))
-        return kernel(q, k, v, mask, bias, scale, dropout_p, backend)
-
-    monkeypatch.setattr(attention, "_kernel", listen)
-    return requests
+from .small import ON_CPU, SIZES, small_vit
 
 
 def meta_model(**changes) -> ViT:
@@ -51,20 +38,13 @@ def planned(model: ViT, *inputs: Tensor | None, training: bool = False, dtype=to
 def test_the_plan_is_what_the_forward_asks(asked, options, dtype, training, padded):
     model = small_vit(**options).train(training)
     size = (16, 40)  # not the one that it was built for
-    real = torch.ones(2, *size, dtype=torch.bool) if padded else None
-    with (
-        torch.set_grad_enabled(training),
-        torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
-    ):
-        model(torch.randn(2, 3, *size), real)
+    valid = torch.ones(2, *size, dtype=torch.bool) if padded else None
+    halves = torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
+    with torch.set_grad_enabled(training), halves:
+        model(torch.randn(2, 3, *size), valid)
     said = list(asked)
-    plan = planned(
-        meta_model(**options),
-        torch.empty(2, 3, *size, device="meta"),
-        None if real is None else real.to("meta"),
-        training=training,
-        dtype=dtype,
-    )
+    inputs = torch.empty(2, 3, *size, device="meta"), valid.to("meta") if padded else None
+    plan = planned(meta_model(**options), *inputs, training=training, dtype=dtype)
     pool = ["attn_pool"] if options.get("pool") == "map" else []
     assert list(plan) == ["blocks.0.attn", "blocks.1.attn", *pool]
     assert said == [request for requests in plan.values() for request in requests]
@@ -89,3 +69,21 @@ def test_a_plan_that_fails_leaves_the_backends_in_their_place():
 def test_a_misspelt_backend_is_refused_when_the_model_is_built():
     with pytest.raises(ValueError, match=r"backend=refrence .*did you mean reference\?"):
         small_vit(backend="refrence")
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("options", [{}, {"position": Rope()}, {"pool": "map"}], ids=str)
+def test_the_operations_of_every_backend_are_counted_alike_and_it_is_kept(backend, options):
+    network = meta_model(backend=backend, **options)
+    expected = forward_flops(meta_model(backend="reference", **options), (24, 32))
+    assert forward_flops(network, (24, 32)) == expected > 0
+    assert network.blocks[0].attn.backend.name == backend
+
+
+def test_the_count_is_that_of_the_formula():
+    dim, tokens, depth = 24, 13, 2
+    stem = 2 * 12 * 3 * 8 * 8 * dim
+    linear = 2 * tokens * dim * (3 * dim + dim + 8 * dim)
+    attention = 2 * 2 * tokens * tokens * dim
+    head = 2 * dim * 5
+    assert forward_flops(meta_model(), (24, 32)) == stem + depth * (linear + attention) + head

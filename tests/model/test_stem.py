@@ -2,16 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from vitrail.model.stems import (
-    SPREADS_STD,
-    STEMS,
-    ConvStem,
-    PatchEmbed,
-    PoolStem,
-    haar_patches,
-    whitening_filters,
-)
+from vitrail.model import stems
+from vitrail.model.stems import SPREADS_STD, STEMS, ConvStem, PatchEmbed, PoolStem
 
 from .small import small_vit
 
@@ -31,9 +25,11 @@ def test_a_patch_becomes_a_token_by_one_linear_map(patch):
 
 @pytest.mark.parametrize("stem", STEMS)
 @pytest.mark.parametrize("patch", [2, 4, 8, 16])
-def test_a_stem_gives_one_token_a_patch(stem, patch):
-    stem = STEMS[stem]((patch, patch), 32)
-    assert stem(torch.randn(2, 3, 2 * patch, 3 * patch)).shape == (2, 32, 2, 3)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_stem_gives_one_token_a_patch(stem, patch, device):
+    with torch.device(device):
+        stem = STEMS[stem]((patch, patch), 32)
+        assert stem(torch.randn(2, 3, 2 * patch, 3 * patch)).shape == (2, 32, 2, 3)
 
 
 def test_the_convolutional_stem_doubles_its_width_with_each_halving():
@@ -57,25 +53,23 @@ def test_neighbouring_tokens_of_stems_of_convolutions_overlap(stem):
 @pytest.mark.parametrize("stem", sorted(STEMS.keys() - {"patch"}))
 @pytest.mark.parametrize("patch", [(1, 1), (6, 6), (8, 4), (12, 12)], ids=str)
 def test_stems_of_convolutions_refuse_patches_that_halving_does_not_give(stem, patch):
-    with pytest.raises(
-        ValueError, match=rf"^stem={stem} .*patch_size=\d+x\d+ must be a square power of 2"
-    ):
+    message = rf"^stem={stem} .*patch_size=\d+x\d+ must be a square power of 2"
+    with pytest.raises(ValueError, match=message):
         STEMS[stem](patch, 32)
 
 
 def test_the_patches_of_the_pooling_stem_are_an_orthonormal_basis():
-    flat = haar_patches().flatten(1)
+    flat = stems.haar_patches().flatten(1)
     torch.testing.assert_close(flat @ flat.T, torch.eye(12), atol=1e-6, rtol=0)
 
 
 def test_the_filters_of_the_pooling_stem_decorrelate_smooth_images():
     torch.manual_seed(0)
     colours = torch.randn(8, 1, 64, 64) + 0.3 * torch.randn(8, 3, 64, 64)  # brightness above all
-    images = torch.nn.functional.avg_pool2d(colours, 5, stride=1)
-    before = torch.corrcoef(patches(images).T)
-    found = (
-        torch.nn.functional.conv2d(images, whitening_filters(SPREADS_STD)).movedim(1, 0).flatten(1)
-    )
+    images = F.avg_pool2d(colours, 5, stride=1)
+    patches = F.unfold(images, 2).movedim(1, 0).flatten(1)  # (12, all 2x2 patches)
+    before = torch.corrcoef(patches)
+    found = F.conv2d(images, stems.whitening_filters(SPREADS_STD)).movedim(1, 0).flatten(1)
     apart = ~torch.eye(12, dtype=torch.bool)
     assert before[apart].abs().mean() > 0.7
     assert torch.corrcoef(found)[apart].abs().mean() < 0.05
@@ -91,11 +85,6 @@ def test_the_pooling_stem_finds_the_same_however_images_are_normalised():
     torch.testing.assert_close(*found)
 
 
-def patches(images):
-    """(B, 3, H, W) -> all 2x2 patches, (…, 12)."""
-    return images.unfold(2, 2, 1).unfold(3, 2, 1).movedim(1, 3).flatten(3).flatten(0, 2)
-
-
 def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
     stem = PoolStem((4, 4), 192)
     first = stem.stages[0][0].weight
@@ -108,22 +97,11 @@ def test_the_pooling_stem_begins_as_an_identity_between_its_poolings():
     assert second.count_nonzero() == 48
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_a_stem_runs_on_the_meta_device(stem):
-    with torch.device("meta"):
-        assert STEMS[stem]((4, 4), 32)(torch.empty(1, 3, 8, 8)).shape == (1, 32, 2, 2)
-
-
-def test_the_first_of_several_poolings_is_narrow():
-    widths = {
-        patch: [stage[0].out_channels for stage in PoolStem((patch, patch), 96).stages]
-        for patch in (2, 4, 8)
-    }
-    assert widths == {2: [96], 4: [24, 96], 8: [24, 96, 96]}
-
-
-def test_the_filters_of_the_pooling_stem_are_no_weights():
-    assert not [name for name in PoolStem((2, 2), 24).state_dict() if "filters" in name]
+def test_the_first_of_several_poolings_is_narrow_and_its_filters_are_no_weights():
+    for patch, widths in ((2, [96]), (4, [24, 96]), (8, [24, 96, 96])):
+        stem = PoolStem((patch, patch), 96)
+        assert [stage[0].out_channels for stage in stem.stages] == widths
+        assert not [name for name in stem.state_dict() if "filters" in name]
 
 
 @pytest.mark.parametrize("stem", sorted(STEMS.keys() - {"patch"}))

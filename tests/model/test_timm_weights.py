@@ -13,31 +13,27 @@ from vitrail.attention.positions.learned import Learned
 from vitrail.attention.positions.none import NoPosition
 from vitrail.model import ViT
 
-from .small import SIZES, shake, small_vit
+from .small import ON_CPU, SIZES, shake, small_vit
 
 norm = partial(nn.LayerNorm, eps=1e-6)
+TIMMS = {"image_size": "img_size", "dim": "embed_dim", "heads": "num_heads"}
 
+BARE = {"class_token": False}
 # Our options, and timm's for the same model.
 VARIANTS = {
     "class token": ({}, {}),
     "registers": ({"registers": 4}, {"reg_tokens": 4}),
     "class token and average": ({"pool": "avg"}, {"global_pool": "avg"}),
-    "average without a class token": (
-        {"pool": "avg", "class_token": False},
-        {"global_pool": "avg", "class_token": False},
-    ),
+    "average without a class token": (BARE | {"pool": "avg"}, BARE | {"global_pool": "avg"}),
     "registers alone": (
-        {"pool": "avg", "class_token": False, "registers": 3},
-        {"global_pool": "avg", "class_token": False, "reg_tokens": 3},
+        BARE | {"pool": "avg", "registers": 3},
+        BARE | {"global_pool": "avg", "reg_tokens": 3},
     ),
     "qk-norm": ({"qk_norm": True}, {"qk_norm": True}),
     "layer scale": ({"layer_scale": 1e-5}, {"init_values": 1e-5}),
     "no qkv bias": ({"qkv_bias": False}, {"qkv_bias": False}),
     "learned query": ({"pool": "map"}, {"global_pool": "map"}),
-    "learned query without a class token": (
-        {"pool": "map", "class_token": False},
-        {"global_pool": "map", "class_token": False},
-    ),
+    "learned query without a class token": (BARE | {"pool": "map"}, BARE | {"global_pool": "map"}),
     "no rows for the class token": (
         {"position": Learned(prefix=False), "registers": 2},
         {"no_embed_class": True, "reg_tokens": 2},
@@ -56,18 +52,8 @@ each_variant = pytest.mark.parametrize("ours, theirs", VARIANTS.values(), ids=VA
 
 
 def timm_vit(**options) -> VisionTransformer:
-    return VisionTransformer(
-        **{
-            "img_size": SIZES["image_size"],
-            "patch_size": SIZES["patch_size"],
-            "embed_dim": SIZES["dim"],
-            "depth": SIZES["depth"],
-            "num_heads": SIZES["heads"],
-            "num_classes": SIZES["num_classes"],
-            "norm_layer": norm,
-        }
-        | options
-    ).eval()
+    sizes = {TIMMS.get(name, name): value for name, value in SIZES.items()}
+    return VisionTransformer(**sizes | {"norm_layer": norm} | options).eval()
 
 
 def close(actual, expected):
@@ -93,19 +79,12 @@ def test_weights_load_both_ways_with_equal_logits_and_gradients(ours, theirs):
         close(parameter.grad, wanted[name].grad)
 
 
-@pytest.mark.parametrize("backend", ["reference", "eager", "sdpa", "sdpa_math", "sdpa_flash"])
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_vit_tiny_patch16_224_loads_both_ways_with_equal_logits(backend):
     torch.manual_seed(0)
     theirs = timm.create_model("vit_tiny_patch16_224").eval()
-    ours = ViT(
-        image_size=224,
-        patch_size=16,
-        dim=192,
-        depth=12,
-        heads=3,
-        num_classes=1000,
-        backend=backend,
-    ).eval()
+    sizes = {"image_size": 224, "patch_size": 16, "dim": 192, "depth": 12, "heads": 3}
+    ours = ViT(**sizes, num_classes=1000, backend=backend).eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
@@ -125,28 +104,17 @@ def test_other_image_sizes_equal_timms_dynamic_ones(size, prefix):
 
 def test_a_fresh_model_is_initialised_as_timms_is():
     torch.manual_seed(0)
-    options = {"image_size": 64, "patch_size": 8, "dim": 128, "depth": 2, "heads": 4}
-    ours = ViT(**options, num_classes=10, registers=4, qk_norm=True, layer_scale=1e-5, mlp="swiglu")
-    theirs = VisionTransformer(
-        img_size=64,
-        patch_size=8,
-        embed_dim=128,
-        depth=2,
-        num_heads=4,
-        num_classes=10,
-        reg_tokens=4,
-        qk_norm=True,
-        init_values=1e-5,
-        mlp_layer=SwiGLU,
-        norm_layer=norm,
-    )
+    options = {"dim": 128, "registers": 4, "qk_norm": True, "layer_scale": 1e-5, "mlp": "swiglu"}
+    ours = ViT(**SIZES | options | {"heads": 4})
+    options = {"embed_dim": 128, "reg_tokens": 4, "qk_norm": True, "init_values": 1e-5}
+    theirs = timm_vit(**options, num_heads=4, mlp_layer=SwiGLU)
     wanted = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
-        assert parameter.mean().item() == pytest.approx(wanted[name].mean().item(), abs=5e-3), name
+        other = wanted[name]
+        assert parameter.mean().item() == pytest.approx(other.mean().item(), abs=5e-3), name
         if parameter.numel() > 1:
-            assert parameter.std().item() == pytest.approx(
-                wanted[name].std().item(), rel=0.25, abs=1e-6
-            ), name
+            spread = pytest.approx(other.std().item(), rel=0.25, abs=1e-6)
+            assert parameter.std().item() == spread, name
 
 
 def test_a_swiglu_gate_begins_open():

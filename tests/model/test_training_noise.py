@@ -1,9 +1,9 @@
-"""Dropout and drop path act in training alone."""
+"""In training alone: dropout and drop path, and activations that are computed again."""
 
 import pytest
 import torch
 
-from .small import ON_CPU, small_vit
+from .small import ON_CPU, logits_and_gradients, small_vit
 
 NOISES = [
     {"dropout": 0.3},
@@ -19,8 +19,8 @@ each_noise = pytest.mark.parametrize("noise", NOISES, ids=str)
 def test_eval_is_bit_identical_and_as_if_there_were_no_noise(noise):
     images = torch.randn(4, 3, 24, 32)
     noisy = small_vit(**noise)
-    assert torch.equal(noisy(images), noisy(images))
-    assert torch.equal(noisy(images), small_vit()(images))
+    for other in (noisy, small_vit()):
+        assert torch.equal(noisy(images), other(images))
 
 
 @each_noise
@@ -47,3 +47,23 @@ def test_eval_is_the_same_on_every_backend(backend):
     expected = small_vit(backend="reference")(images)
     out = small_vit(backend=backend, dropout=0.3, attention_dropout=0.5)(images)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
+def test_gradients_of_activations_computed_again_are_those_of_keeping_them():
+    images = torch.randn(2, 3, 24, 32)
+    sides = []
+    for again in (False, True):
+        model = small_vit(grad_checkpointing=again, drop_path=0.3, backend="eager").train()
+        torch.manual_seed(0)
+        sides.append(logits_and_gradients(model, images))
+    torch.testing.assert_close(*sides)
+
+
+def test_blocks_that_are_computed_again_run_twice_in_training_and_once_in_evaluation():
+    model = small_vit(grad_checkpointing=True, backend="eager")
+    calls = []
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    model(torch.randn(2, 3, 24, 32)).sum().backward()
+    assert len(calls) == 1
+    model.train()(torch.randn(2, 3, 24, 32)).sum().backward()
+    assert len(calls) == 3

@@ -11,7 +11,6 @@ from vitrail.attention.backends import Request
 from vitrail.attention.patterns import Call, GridPattern, Pattern
 from vitrail.attention.selection.requests import requests_of
 
-from .. import cases
 from ..cases import BATCH, HEADS, ON_CPU, PREFIXES, WIDTH, Kind, mask_and_bias
 from ..oracle import assert_near, assert_same, with_gradients
 from .examples import EXAMPLES, dense, regrouped
@@ -192,9 +191,8 @@ def test_a_sample_that_is_all_padding_harms_no_other_sample(pattern):
 
 @each_example
 @pytest.mark.parametrize("padded", [False, True])
-def test_the_calls_of_a_layer_are_planned_on_the_meta_device(pattern, padded, monkeypatch):
+def test_the_calls_of_a_layer_are_planned_on_the_meta_device(pattern, padded, asked):
     grid = Grid(5, 11, 1)
-    asked = cases.listen_to_requests(monkeypatch)
     valid = some_padding(grid) if padded else None
     build(pattern)(torch.randn(2, grid.tokens, DIM), grid, valid=valid)
     said = tuple(dict.fromkeys(asked))
