@@ -28,7 +28,11 @@ def build(backend: str, **options) -> MultiHeadAttention2d:
     return MultiHeadAttention2d(12, 3, backend=backend, **options)
 
 
-def check_layer(backend: str, compiled_with: str) -> None:
+@pytest.mark.parametrize(
+    "compiled_with", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
+@each_backend
+def test_a_layer_is_one_graph_that_equals_itself_forward_and_backward(backend, compiled_with):
     layer = build(backend, position=RopeMixed(), qk_norm=True)
     compiled = torch.compile(layer, fullgraph=True, backend=compiled_with)
     x = torch.randn(2, GRID.tokens, 12, requires_grad=True)
@@ -40,17 +44,6 @@ def check_layer(backend: str, compiled_with: str) -> None:
         leaves = [x, *layer.parameters()]
         sides = [with_gradients(call(x, GRID, **given), leaves) for call in (layer, compiled)]
         torch.testing.assert_close(*sides, atol=1e-5, rtol=1e-5)
-
-
-@each_backend
-def test_a_layer_is_one_graph_without_breaks(backend):
-    check_layer(backend, "aot_eager")
-
-
-@pytest.mark.slow
-@each_backend
-def test_a_compiled_layer_equals_itself_forward_and_backward(backend):
-    check_layer(backend, "inductor")
 
 
 @each_backend

@@ -6,6 +6,8 @@ from torch import Tensor
 from vitrail.attention import Grid, Mask, attend, patterns
 from vitrail.attention.patterns import Call, GridPattern, Pattern
 
+from ..oracle import assert_same
+
 EXAMPLES = [example for name in patterns.names() for example in patterns.load(name).examples()]
 
 
@@ -31,3 +33,12 @@ def dense(pattern: Pattern, whole: Call, tile_bias: Tensor | None, grid: Grid) -
         bias = laid_out if bias is None else bias + laid_out
     mask = Mask(whole.mask.valid, whole.mask.allowed, GridPattern(pattern, grid))
     return attend(whole.q, whole.k, whole.v, mask=mask, bias=bias, backend="reference")
+
+
+def check_regrouped(pattern: Pattern, grid: Grid) -> None:
+    """Smaller calls equal one call with a mask, forward and backward."""
+    torch.manual_seed(0)
+    leaves = [leaf.requires_grad_() for leaf in torch.randn(3, 2, 3, grid.tokens, 4).double()]
+    whole = Call(*leaves, Mask(), None)
+    ours, slow = (way(pattern, whole, None, grid) for way in (regrouped, dense))
+    assert_same(ours, leaves, slow, leaves)

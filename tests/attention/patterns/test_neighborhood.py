@@ -7,8 +7,7 @@ from vitrail.attention import Grid, Mask
 from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.neighborhood import Neighborhood
 
-from ..oracle import assert_same
-from .examples import dense, regrouped
+from .examples import check_regrouped
 
 # rows x cols, kernel, dilation: odd and even kernels, dilations that do and do not divide the map,
 # kernels as long as the map and longer, and axes that differ in all of that.
@@ -60,14 +59,7 @@ def test_an_edge_pushes_the_neighbourhood_inwards_and_an_even_kernel_looks_furth
 @each_case
 @pytest.mark.parametrize("prefix", [0, 2])
 def test_tiles_equal_one_call_with_a_mask(shape, kernel, dilation, prefix):
-    torch.manual_seed(0)
-    grid = Grid(*shape, prefix)
-    qkv = torch.randn(3, 2, 3, grid.tokens, 4, dtype=torch.float64)
-    leaves = [leaf.requires_grad_() for leaf in qkv]
-    pattern, whole = Neighborhood(kernel, dilation), Call(*leaves, Mask(), None)
-    assert_same(
-        regrouped(pattern, whole, None, grid), leaves, dense(pattern, whole, None, grid), leaves
-    )
+    check_regrouped(Neighborhood(kernel, dilation), Grid(*shape, prefix))
 
 
 def test_a_large_map_is_computed_in_tiles_and_a_small_one_with_the_rule_itself():

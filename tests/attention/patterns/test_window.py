@@ -11,8 +11,7 @@ from vitrail.attention.patterns import Call, GridPattern
 from vitrail.attention.patterns.window import Window
 from vitrail.attention.positions.relative import RelativeBias
 
-from ..oracle import assert_same
-from .examples import dense, regrouped
+from .examples import check_regrouped
 
 DIM, HEADS = 24, 3
 CPU = torch.device("cpu")
@@ -102,14 +101,7 @@ def test_there_is_no_mask_where_no_window_is_cut_off(shape, size, shift):
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("shape, size, shift", DIVIDED + CUT)
 def test_windows_equal_one_call_with_a_mask(shape, size, shift, prefix):
-    torch.manual_seed(0)
-    grid, pattern = Grid(*shape, prefix), Window(size, shift)
-    qkv = torch.randn(3, 2, HEADS, grid.tokens, 8, dtype=torch.float64)
-    leaves = [leaf.requires_grad_() for leaf in qkv]
-    whole = Call(*leaves, Mask(), None)
-    assert_same(
-        regrouped(pattern, whole, None, grid), leaves, dense(pattern, whole, None, grid), leaves
-    )
+    check_regrouped(Window(size, shift), Grid(*shape, prefix))
 
 
 @pytest.mark.parametrize(
