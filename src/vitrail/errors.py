@@ -1,4 +1,4 @@
-"""The error that is a person's to correct, as opposed to a bug."""
+"""The error for bad input, as opposed to a bug."""
 
 
 class UserError(ValueError):

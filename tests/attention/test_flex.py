@@ -4,7 +4,10 @@ Compiling takes seconds a call, so most tests run its own uncompiled form, and t
 kernel.
 """
 
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -238,6 +241,25 @@ def test_the_compiled_kernel_equals_float64_and_is_the_one_that_runs(kind, grid,
     (region,) = promise.required
     assert any(name.startswith(region.rstrip("*")) for name in seen)
     assert not promise.forbidden & seen
+
+
+PROVED = """
+import torch
+from vitrail.attention import backends
+from vitrail.attention.selection.gate import prove
+kind = "cpu", torch.float32, 2, 2, 60, 60, 16, frozenset({"padding"})
+request = backends.Request(*kind, backward=False)
+prove(request, backends.load("flex"))
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_kernel_that_was_compiled_for_other_instructions_is_not_run_again(tmp_path):
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for instructions in ({"ATEN_CPU_CAPABILITY": "avx2"}, {}):
+        environment = os.environ | cache | instructions
+        subprocess.run([sys.executable, "-c", PROVED], env=environment, check=True)
 
 
 @pytest.mark.slow

@@ -14,10 +14,15 @@ from difflib import get_close_matches
 from functools import cache
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 
 from vitrail.attention.mask import Mask, Predicate
 from vitrail.errors import UserError
+
+# torch (2.14) finds a compiled CPU kernel on disk again by a key without the instruction set: one
+# that was made for AVX2 is run under AVX512, and computes wrong numbers there.
+torch.compiler.config.cache_key_tag += torch.backends.cpu.get_cpu_capability()
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 HALVES = frozenset({torch.bfloat16, torch.float16})
